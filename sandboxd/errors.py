@@ -1,0 +1,199 @@
+"""The whole tree of errors that sandboxd raises on purpose.
+
+Every error has a kebab-case ``code`` that is part of the API, a ``cause`` that tells a trainer whose
+fault it was, and whether the same request may succeed if it is sent again. What a workload can bring
+about is never ``node`` and never retryable: a policy that loses would learn to crash otherwise.
+
+Only ``api/exception_handlers.py`` knows which HTTP status belongs to an error. A command that exits
+non-zero is a result, not an error. This module imports nothing of ours.
+"""
+
+from typing import ClassVar, Literal
+
+Cause = Literal["workload", "request", "node"]
+
+
+class SandboxdError(Exception):
+    """Base of all errors with a public code.
+
+    ``hint`` is for the operator or caller who can act on it; ``detail`` holds further fields of the
+    JSON error body (never a traceback, never a host path).
+    """
+
+    code: ClassVar[str] = "internal-error"
+    cause: ClassVar[Cause] = "node"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str | None = None, **detail: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.detail = detail
+
+
+class ConfigError(SandboxdError):
+    """The configuration is wrong: an unknown key, an impossible value, a missing file."""
+
+    code = "config-invalid"
+
+
+class FeatureMissing(SandboxdError):
+    """The node lacks something without which a sandbox would be less than promised."""
+
+    code = "feature-missing"
+
+
+# --- the caller's mistakes -------------------------------------------------------------------
+
+
+class RequestError(SandboxdError):
+    """The request is wrong and will be wrong again."""
+
+    code = "request-invalid"
+    cause = "request"
+
+
+class SandboxNotFound(RequestError):
+    code = "sandbox-not-found"
+
+
+class ImageNotFound(RequestError):
+    code = "image-not-found"
+
+
+class ImageInvalid(RequestError):
+    """The file is there, but is no SIF whose primary partition this node may mount."""
+
+    code = "image-invalid"
+
+
+class IdempotencyConflict(RequestError):
+    """The Idempotency-Key was used before with another body."""
+
+    code = "idempotency-conflict"
+
+
+class CwdNotFound(RequestError):
+    code = "cwd-not-found"
+
+
+class UserNotFound(RequestError):
+    code = "user-not-found"
+
+
+class CommandTooLong(RequestError):
+    """Arguments and environment are larger than the kernel or the protocol takes (E2BIG)."""
+
+    code = "command-too-long"
+
+
+class FileError(RequestError):
+    """A file operation failed inside the sandbox; ``detail["errno"]`` names why."""
+
+    code = "file-error"
+
+
+class FileNotFound(FileError):
+    code = "file-not-found"
+
+
+class FileAccessDenied(FileError):
+    code = "file-access-denied"
+
+
+class NotARegularFile(FileError):
+    code = "not-a-regular-file"
+
+
+# --- what the workload brought about ---------------------------------------------------------
+
+
+class WorkloadError(SandboxdError):
+    code = "workload-error"
+    cause = "workload"
+
+
+class SandboxDead(WorkloadError):
+    """The sandbox's PID 1 is gone; ``detail["reason"]`` says how, where it is known."""
+
+    code = "sandbox-dead"
+
+
+class OomKilled(WorkloadError):
+    """The sandbox's memory limit killed what the request depended on."""
+
+    code = "oom-killed"
+
+
+class PidsExhausted(WorkloadError):
+    """The sandbox is at its process limit, so nothing more can be started in it."""
+
+    code = "pids-exhausted"
+
+
+class DiskFull(WorkloadError):
+    """The writable layer is at its limit of bytes or inodes."""
+
+    code = "disk-full"
+
+
+class TooManyExecs(WorkloadError):
+    """More execs and file operations at once than one PID 1 keeps track of."""
+
+    code = "too-many-execs"
+
+
+class ExecSetupFailed(WorkloadError):
+    """A step between the fork and the exec failed for a reason that lies in the sandbox."""
+
+    code = "exec-setup-failed"
+
+
+# --- the node's own --------------------------------------------------------------------------
+
+
+class NodeError(SandboxdError):
+    code = "node-error"
+    retryable = True
+
+
+class NodeUnavailable(NodeError):
+    """The launcher does not answer: it is starting, restarting or gone."""
+
+    code = "node-unavailable"
+
+
+class NodeOverloaded(NodeError):
+    """There is no room now; ``detail["retry_after_s"]`` says when to come back."""
+
+    code = "node-overloaded"
+
+
+class ImageUnavailable(NodeError):
+    """The image's file system server died, or the store does not answer."""
+
+    code = "image-unavailable"
+
+
+class SandboxLost(NodeError):
+    """The sandbox died with something of ours: its image's server, its launcher."""
+
+    code = "sandbox-lost"
+
+
+class SandboxSetupError(NodeError):
+    """A step of setting a sandbox up failed; it was refused, not made without that wall.
+
+    ``detail``: ``step`` (name of the step), ``index`` (which of several), ``errno`` (its symbol).
+    """
+
+    code = "sandbox-setup-failed"
+    retryable = False
+
+
+def subclasses(root: type[SandboxdError] = SandboxdError) -> list[type[SandboxdError]]:
+    """Every error class below ``root``, itself included, in definition order."""
+    found = [root]
+    for child in root.__subclasses__():
+        found.extend(subclasses(child))
+    return found

@@ -1,0 +1,100 @@
+"""What the daemon says to the launcher, and back.
+
+One SOCK_SEQPACKET datagram is one JSON object; file descriptors come beside it (SCM_RIGHTS). The
+socket is the launcher's listening Unix socket, owned by the daemon's user, mode 0600.
+
+Request:  ``{"id": 7, "verb": "create", ...}``
+Answer:   ``{"id": 7, "ok": {...}}`` or ``{"id": 7, "error": {"code": ..., "message": ..., ...}}``
+          where ``code`` is that of a class in ``sandboxd.errors``, ``detail`` its further fields
+Event:    ``{"event": "sandbox-died", ...}``, to every connection, whenever it happens
+
+========== ====================================================== =================================
+verb       request                                                answer (fds)
+========== ====================================================== =================================
+hello      ``version``                                            ``version boot_id started_at``
+node       –                                                      ``features limits capacity counts``
+mount      ``key name sif_offset`` (fd: the SIF, read-only)       ``key`` when files can be read
+unmount    ``key``                                                ``key``; error ``image-in-use``
+images     –                                                      ``images: [{key name pid users}]``
+create     ``sandbox images:[key, ...] limits hostname meta``     ``sandbox pid phases`` (fd: control)
+attach     ``sandbox``                                            ``sandbox`` (fd: control)
+list       ``after`` (a sandbox id, or "")                        ``sandboxes more``
+delete     ``sandbox``                                            ``sandbox`` when no process lives
+========== ====================================================== =================================
+
+``sandbox`` is the id the daemon chose; creating one that exists is an error ``sandbox-exists``,
+deleting one that does not is not. ``images`` are keys of mounted images, lowest layer first.
+``meta`` is the daemon's own blob (a JSON object of at most 16 KiB), given back by ``list``, so that a
+restarted daemon has everything again. ``phases`` are milliseconds by phase name.
+
+The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
+file operations go straight there; the launcher is only in the way of creating and deleting.
+
+Events: ``sandbox-died {sandbox reason}`` (reason: ``exited``, ``image-lost``) and
+``image-died {key}``.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+VERSION: Final = 1
+
+MESSAGE_MAX: Final = 64 * 1024
+"""Bytes of a datagram: fits net.core.wmem_default (212,992) with its bookkeeping."""
+
+META_MAX: Final = 16 * 1024
+"""Bytes of a sandbox's ``meta`` as JSON."""
+
+FDS_MAX: Final = 8
+
+LIST_PAGE: Final = 3
+"""Sandboxes in one answer to ``list``: each may carry META_MAX, and a page must fit a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRow:
+    """One sandbox as ``list`` gives it."""
+
+    sandbox: str
+    pid: int
+    state: str
+    images: tuple[str, ...]
+    meta: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    """Send one message. Raises OSError as sendmsg(2) does; BlockingIOError on a full queue."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    if len(data) > MESSAGE_MAX:
+        raise ValueError(f"message of {len(data)} bytes is larger than {MESSAGE_MAX}")
+    ancillary = (
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
+    )
+    sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """One message and its fds (close-on-exec, the caller's to close); None at the end of the stream."""
+    data, ancillary, flags, _ = sock.recvmsg(
+        MESSAGE_MAX, socket.CMSG_SPACE(FDS_MAX * 4), socket.MSG_CMSG_CLOEXEC
+    )
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if not data:
+        return None, list(fds)
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise ValueError("message or its file descriptors were truncated")
+    message = json.loads(data)
+    if not isinstance(message, dict):
+        raise ValueError("message is not a JSON object")
+    return message, list(fds)

@@ -1,0 +1,152 @@
+"""The words every part shares: what a sandbox is, what an exec asks for and answers.
+
+Plain frozen dataclasses, so that the launcher can use them without pydantic; the HTTP schemas in
+``api/schemas.py`` are their public spelling. Sizes are mebibytes where the name ends in ``_mb``,
+times are seconds where it ends in ``_s``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class SandboxState(StrEnum):
+    """Where a sandbox stands. It only ever moves downwards in this list."""
+
+    CREATING = "creating"
+    RUNNING = "running"
+    FAILED = "failed"
+    """Its PID 1 or its image is gone: nothing can run in it; it waits to be deleted."""
+    DELETING = "deleting"
+
+
+class Enforcement(StrEnum):
+    """How a limit is held. ``NONE`` is said aloud, never left out."""
+
+    ENFORCED = "enforced"
+    WATCHDOG = "watchdog"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use.
+
+    The memory cgroup holds ``memory_mb + disk_mb`` plus a reserve, because pages of the writable
+    tmpfs are charged to it: without that, filling the disk would be an OOM kill and not ENOSPC.
+    """
+
+    cpus: float = 1.0
+    memory_mb: int = 2048
+    disk_mb: int = 2048
+    inodes: int = 262_144
+    pids: int = 512
+    nofile: int = 16_384
+    shm_mb: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """What the image says about how its programs run (the OCI config's inner object)."""
+
+    env: tuple[str, ...] = ()
+    workdir: str = "/"
+    user: str = "0"
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What the caller asked for, defaults filled in.
+
+    ``env`` comes on top of the image's. ``user`` and ``workdir`` are None where the image's count.
+    """
+
+    image: str
+    limits: Limits = field(default_factory=Limits)
+    run: str = ""
+    name: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    user: str | None = None
+    hostname: str = "sandbox"
+    ttl_s: float = 3600.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SandboxSpec:
+        return cls(**{**data, "limits": Limits(**data["limits"])})
+
+
+class Truncate(StrEnum):
+    """Which part of a stream is kept when it is larger than the cap."""
+
+    HEAD = "head"
+    TAIL = "tail"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """One command in a sandbox.
+
+    ``command`` is a list, run as it is, or a string for the sandbox's shell (bash, else sh).
+    """
+
+    command: tuple[str, ...] | str
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    stdin: bytes | None = None
+    timeout_s: float = 60.0
+    grace_s: float = 2.0
+    """Between SIGTERM and SIGKILL once the time is up."""
+    max_output_bytes: int = 10 * 1024 * 1024
+    """Kept per stream; the rest is drained and counted."""
+    truncate: Truncate = Truncate.BOTH
+
+
+@dataclass(frozen=True, slots=True)
+class StreamResult:
+    """One output stream: ``data`` is at most ``max_output_bytes`` of ``total_bytes``."""
+
+    data: bytes
+    total_bytes: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended.
+
+    ``exit_code``: its status; 128+n when signal n killed it; 124 when the time was up; 127 and 126
+    when it could not be found or executed. ``cpu_s`` and ``peak_memory_bytes`` are those of the main
+    process and the children it waited for (wait4(2)).
+    """
+
+    exit_code: int
+    signal: int | None
+    timed_out: bool
+    oom_killed: bool
+    stdout: StreamResult
+    stderr: StreamResult
+    wall_s: float
+    cpu_user_s: float
+    cpu_system_s: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A regular file in a sandbox, after a read or a write."""
+
+    size_bytes: int
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
