@@ -1,0 +1,1 @@
+"""Fixtures every tier may use; loaded by `conftest`."""

@@ -1,0 +1,50 @@
+"""Tiers: the folder a test lies in, the marker it gets for it, and whether it may be skipped.
+
+`SANDBOXD_TESTS_MUST_RUN=kernel,e2e,security` turns a skip in these tiers into a failure: on a
+machine that should be able to, a missing feature is a finding and not an excuse.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TIERS = {
+    "unit": "needs nothing but the package",
+    "kernel": "does real kernel operations; needs root or user namespaces",
+    "e2e": "talks to a real daemon",
+    "security": "tries one way out of a sandbox",
+    "perf": "looks at cost without asserting a time",
+    "vm": "runs in a virtual machine with another kernel",
+    "slurm": "runs under a real Slurm",
+    "workloads": "runs real programs in a sandbox, the long set",
+    "faults": "breaks parts of the node at random, for minutes",
+}
+# Tiers after each of whose tests the host must be as it was.
+LEAK_CHECKED = frozenset({"kernel", "e2e", "security"})
+MUST_RUN = "SANDBOXD_TESTS_MUST_RUN"
+_TESTS = Path(__file__).resolve().parents[1]
+
+
+def tier_of(path: Path) -> str | None:
+    """The innermost folder below `tests/` that names a tier."""
+    if not path.is_relative_to(_TESTS):
+        return None
+    names = [part for part in path.relative_to(_TESTS).parts if part in TIERS]
+    return names[-1] if names else None
+
+
+def must_run() -> frozenset[str]:
+    """Tiers in which a skip is a failure. Raises ValueError for a tier that does not exist."""
+    names = frozenset(filter(None, (n.strip() for n in os.environ.get(MUST_RUN, "").split(","))))
+    if unknown := names - TIERS.keys():
+        raise ValueError(f"{MUST_RUN}: no such tier: {', '.join(sorted(unknown))}")
+    return names
+
+
+def skip_is_failure(path: Path) -> bool:
+    """Also for a tier within a must-run tier's folder, such as e2e/workloads below e2e."""
+    demanded = must_run()
+    return path.is_relative_to(_TESTS) and any(
+        part in demanded for part in path.relative_to(_TESTS).parts
+    )
