@@ -1,0 +1,140 @@
+"""Limits and usage of one cgroup: one shape, ``Limits``, and behind it both versions.
+
+Every method takes the directory in the hierarchy that has the controller; on v2 that is the same
+one for all. Sizes are bytes. A missing control file is ``FileNotFoundError``: the caller decides
+whether it can do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Final
+
+from sandboxd.linux.cgroup import CgroupLayout, read_keyed, write
+
+CPU_PERIOD_US: Final = 100_000
+"""The kernel's default; a shorter one throttles more evenly and costs more timers."""
+
+CPU_QUOTA_MIN_US: Final = 1000
+"""The least the kernel takes as a quota (``min_cfs_quota_period`` in kernel/sched)."""
+
+
+class Limits(ABC):
+    """Sets and reads what one controller holds."""
+
+    version: int
+
+    @abstractmethod
+    def set_memory(self, path: Path, limit_bytes: int, swap_bytes: int = 0) -> None:
+        """Limit memory, and swap on top of it."""
+
+    @abstractmethod
+    def set_cpu(self, path: Path, cpus: float) -> None:
+        """Limit run time to ``cpus`` seconds a second, over periods of ``CPU_PERIOD_US``."""
+
+    def set_pids(self, path: Path, count: int) -> None:
+        """Limit the number of tasks (threads count); the same file in both versions."""
+        write(path / "pids.max", count)
+
+    @abstractmethod
+    def memory_bytes(self, path: Path) -> int:
+        """Memory in use, page cache and tmpfs included."""
+
+    @abstractmethod
+    def memory_peak_bytes(self, path: Path) -> int:
+        """The most ever in use; on v2 since Linux 5.19."""
+
+    @abstractmethod
+    def oom_kills(self, path: Path) -> int:
+        """Processes the OOM killer took: v2 counts the whole subtree, v1 this cgroup alone."""
+
+    @abstractmethod
+    def cpu_usec(self, path: Path) -> int:
+        """Run time so far. On v1 ``path`` is in the hierarchy of ``cpuacct``, not of ``cpu``."""
+
+    def pids(self, path: Path) -> int:
+        """Tasks alive."""
+        return _number(path / "pids.current")
+
+    def pids_refused(self, path: Path) -> int:
+        """How many forks the limit refused (``pids.events``)."""
+        return read_keyed(path / "pids.events").get("max", 0)
+
+
+class LimitsV1(Limits):
+    version = 1
+
+    def set_memory(self, path: Path, limit_bytes: int, swap_bytes: int = 0) -> None:
+        memory, both = path / "memory.limit_in_bytes", path / "memory.memsw.limit_in_bytes"
+        if not both.exists():  # swap is not accounted for (swapaccount=0): all there is to turn
+            if swap_bytes == 0:
+                write(path / "memory.swappiness", 0)
+            write(memory, limit_bytes)
+            return
+        # Memory may at no time be above memory + swap: lower the one first, or raise the other.
+        try:
+            write(memory, limit_bytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            write(both, limit_bytes + swap_bytes)
+            write(memory, limit_bytes)
+        else:
+            write(both, limit_bytes + swap_bytes)
+
+    def set_cpu(self, path: Path, cpus: float) -> None:
+        write(path / "cpu.cfs_period_us", CPU_PERIOD_US)
+        write(path / "cpu.cfs_quota_us", _quota_us(cpus))
+
+    def memory_bytes(self, path: Path) -> int:
+        return _number(path / "memory.usage_in_bytes")
+
+    def memory_peak_bytes(self, path: Path) -> int:
+        return _number(path / "memory.max_usage_in_bytes")
+
+    def oom_kills(self, path: Path) -> int:
+        return read_keyed(path / "memory.oom_control").get("oom_kill", 0)
+
+    def cpu_usec(self, path: Path) -> int:
+        return _number(path / "cpuacct.usage") // 1000
+
+
+class LimitsV2(Limits):
+    version = 2
+
+    def set_memory(self, path: Path, limit_bytes: int, swap_bytes: int = 0) -> None:
+        write(path / "memory.max", limit_bytes)
+        with contextlib.suppress(FileNotFoundError):  # no swap in this kernel: none to limit
+            write(path / "memory.swap.max", swap_bytes)
+
+    def set_cpu(self, path: Path, cpus: float) -> None:
+        write(path / "cpu.max", f"{_quota_us(cpus)} {CPU_PERIOD_US}")
+
+    def memory_bytes(self, path: Path) -> int:
+        return _number(path / "memory.current")
+
+    def memory_peak_bytes(self, path: Path) -> int:
+        return _number(path / "memory.peak")
+
+    def oom_kills(self, path: Path) -> int:
+        return read_keyed(path / "memory.events").get("oom_kill", 0)
+
+    def cpu_usec(self, path: Path) -> int:
+        return read_keyed(path / "cpu.stat")["usage_usec"]
+
+
+def limits_for(layout: CgroupLayout, controller: str) -> Limits | None:
+    """How ``controller`` is set on this node; None where no hierarchy has it."""
+    version = layout.version_of(controller)
+    return {1: LimitsV1(), 2: LimitsV2(), None: None}[version]
+
+
+def _quota_us(cpus: float) -> int:
+    return max(CPU_QUOTA_MIN_US, round(cpus * CPU_PERIOD_US))
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text(encoding="ascii"))

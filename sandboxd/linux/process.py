@@ -1,0 +1,100 @@
+"""A process's own attributes: prctl(2) by python-prctl, resource limits, and clone3(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+from typing import Final
+
+import prctl
+
+from sandboxd.linux import _libc
+
+CLONE_PIDFD: Final = 0x0000_1000
+CLONE_INTO_CGROUP: Final = 0x2_0000_0000
+
+RLIM_INFINITY: Final = resource.RLIM_INFINITY
+
+
+class CloneArgs(ctypes.Structure):
+    """``struct clone_args`` of clone3(2), CLONE_ARGS_SIZE_VER2 (with ``cgroup``, Linux 5.7)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags",
+            "pidfd",
+            "child_tid",
+            "parent_tid",
+            "exit_signal",
+            "stack",
+            "stack_size",
+            "tls",
+            "set_tid",
+            "set_tid_size",
+            "cgroup",
+        )
+    )
+
+
+_clone3 = _libc.syscall(435, ctypes.POINTER(CloneArgs), ctypes.c_size_t)
+
+
+def clone3(flags: int, exit_signal: int, cgroup_fd: int | None = None) -> int:
+    """clone3(2) as a fork: 0 in the child. ``cgroup_fd`` places the child in that cgroup (v2).
+
+    The C library knows nothing of the child: no fork handlers have run in it, its locks are as they
+    were. It may do system calls and ``os._exit``.
+    """
+    args = CloneArgs(flags=flags, exit_signal=exit_signal)
+    if cgroup_fd is not None:
+        args.flags |= CLONE_INTO_CGROUP
+        args.cgroup = cgroup_fd
+    return _clone3(f"clone3 {args.flags:#x}", ctypes.byref(args), ctypes.sizeof(args))
+
+
+def set_no_new_privs() -> None:
+    """PR_SET_NO_NEW_PRIVS: no exec of this process or its children gains anything. No way back."""
+    prctl.set_no_new_privs(1)
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """PR_SET_DUMPABLE. Not dumpable: no ptrace, and /proc/PID belongs to root."""
+    prctl.set_dumpable(int(dumpable))
+
+
+def set_child_subreaper(subreaper: bool) -> None:
+    """PR_SET_CHILD_SUBREAPER: orphaned descendants become children of this process."""
+    prctl.set_child_subreaper(int(subreaper))
+
+
+def set_parent_death_signal(number: int, parent_pid: int | None = None) -> None:
+    """PR_SET_PDEATHSIG: be sent ``number`` when the *thread* that made this process ends.
+
+    A change of credentials clears it. With ``parent_pid``, ESRCH if that parent was gone before the
+    call and so will never send it.
+    """
+    prctl.set_pdeathsig(number)
+    if parent_pid is not None and os.getppid() != parent_pid:
+        raise _libc.oserror(errno.ESRCH, f"parent {parent_pid} ended before PR_SET_PDEATHSIG")
+
+
+def raise_limit(which: int, wanted: int) -> int:
+    """Raise a soft limit to ``wanted``, or to the hard limit where that is lower; the new soft one.
+
+    The hard limit is raised too where the kernel allows it (CAP_SYS_RESOURCE).
+    """
+    soft, hard = resource.getrlimit(which)
+    if hard != RLIM_INFINITY and (wanted == RLIM_INFINITY or wanted > hard):
+        try:
+            resource.setrlimit(which, (wanted, wanted))
+        except (ValueError, PermissionError):  # ValueError is Python's name for EPERM here
+            wanted = hard
+        else:
+            return wanted
+    if soft != RLIM_INFINITY and (wanted == RLIM_INFINITY or wanted > soft):
+        resource.setrlimit(which, (wanted, hard))
+        return wanted
+    return soft
