@@ -38,6 +38,8 @@ from typing import Any, Final, Literal
 
 import pyseccomp
 
+from sandboxd.linux import _libc
+
 SANDBOX_PROFILE: Final = Path(__file__).with_name("profiles") / "sandbox.json"
 """For everything that runs in a sandbox."""
 
@@ -486,9 +488,9 @@ class _SockFprog(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.argtypes = (ctypes.c_long, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_void_p)
-_libc.syscall.restype = ctypes.c_long
+_seccomp = _libc.syscall(
+    _libc.by_machine(317, 277), ctypes.c_ulong, ctypes.c_ulong, ctypes.POINTER(_SockFprog)
+)
 
 
 def load(bpf: bytes, spec_allow: bool = True) -> None:
@@ -498,7 +500,4 @@ def load(bpf: bytes, spec_allow: bool = True) -> None:
     """
     program = _SockFprog(len(bpf) // _INSN_BYTES, bpf)
     flags = SECCOMP_FILTER_FLAG_SPEC_ALLOW if spec_allow else 0
-    number = _number("seccomp")
-    if _libc.syscall(number, SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(program)) != 0:
-        err = ctypes.get_errno()
-        raise OSError(err, os.strerror(err), "seccomp(SECCOMP_SET_MODE_FILTER)")
+    _seccomp("load a seccomp filter", SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(program))
