@@ -1,0 +1,115 @@
+/*
+ * init.h - what the C files of sandbox_init share.
+ *
+ * Not part of any protocol (that is protocol.h). Mechanism only: each decision was made in Python
+ * and arrived as a message. No stdio and no malloc: PID 1 must stay small and cannot fail for
+ * memory.
+ */
+#ifndef SANDBOXD_INIT_H
+#define SANDBOXD_INIT_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "protocol.h"
+
+/* Set once by the zygote, inherited by every PID 1 through the clone. */
+struct node {
+    uint32_t id;
+    uint32_t map_count;
+    uint64_t token[2];
+    uint64_t caps;
+    uint32_t filter_len;
+    uint8_t filter[32768]; /* struct sock_filter[], at most BPF_MAXINSNS of 8 bytes */
+};
+extern struct node node;
+
+/* A message as received: payload NUL-terminated for safety, fds closed on exec. */
+struct inbox {
+    struct msg head;
+    uint8_t payload[MSG_MAX + 1];
+    int fds[MSG_FDS_MAX];
+    int fd_count;
+};
+
+/* What a child of PID 1 leaves in shared memory for it: nothing else comes back but its status. */
+struct record {
+    struct failure failure;
+    uint32_t mode;
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t reserved;
+    uint64_t size;
+    int64_t mtime_ns;
+};
+
+/* Who a child becomes. */
+struct user {
+    uid_t uid;
+    gid_t gid;
+    gid_t groups[64];
+    size_t group_count;
+    char home[4096];
+};
+
+/* What a child of PID 1 needs beside its message. */
+struct child {
+    struct record *record;
+    int client_fd; /* where R_STARTED goes */
+    int root_fd;   /* the sandbox's root, O_PATH */
+    int proc_fd;   /* its /proc and /dev as mounted by PID 1, whatever the root holds now */
+    int dev_fd;
+};
+
+/* wire.c */
+int wire_receive(int fd, struct inbox *in); /* 1: a message, 0: end, -1: errno */
+int wire_send(int fd, uint32_t type, uint32_t id, const void *payload, uint32_t len, const int *fds,
+              int fd_count, int flags); /* sendmsg(2) flags; 0 or -1 and errno */
+void wire_close_fds(struct inbox *in);
+/* The next NUL-terminated string of a payload, or NULL. */
+const char *wire_string(const uint8_t **cursor, const uint8_t *end);
+
+/* sys.c: what libc has no wrapper for, and the calls that carry the token */
+int sys_clone3_child(uint64_t flags, int cgroup_fd, int *pidfd);
+int sys_open_tree(int dir_fd, const char *path, unsigned int flags);
+int sys_move_mount(int from_fd, int to_fd, const char *to_path);
+int sys_pivot_root(const char *new_root, const char *old_root);
+int sys_umount_detach(const char *path);
+int sys_mount_readonly(int mount_fd);
+int sys_openat_root(int root_fd, const char *path, int flags, mode_t mode);
+int sys_close_from(int first);
+int sys_capset(uint64_t effective, uint64_t permitted);
+int sys_drop_bounding(uint64_t keep);
+int sys_load_filter(const uint8_t *filter, uint32_t len);
+int sys_write_file(int dir_fd, const char *path, const char *value);
+/* Write n in decimal, NUL-terminated; returns where the NUL is. `at` has room for 21 bytes. */
+char *text_number(char *at, unsigned long n);
+
+/* zygote.c */
+int zygote_main(int socket_fd, int userns_fd, int mntns_fd);
+/* pid1.c */
+_Noreturn void pid1_main(int control_fd);
+/* setup.c */
+int setup_stage(const struct inbox *in, struct failure *fail);
+int setup_lock(struct failure *fail);
+struct kernel_mounts {
+    int fd[3]; /* O_PATH: /proc, /sys, /dev, wherever they are attached now */
+};
+int setup_open_mounts(struct kernel_mounts *mounts, struct failure *fail);
+int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct failure *fail);
+/* user.c */
+int user_find(int root_fd, const char *spec, struct user *out, struct failure *fail);
+int user_become(const struct user *user, struct failure *fail);
+/* exec.c, file.c: run in a child, never return */
+_Noreturn void exec_child(struct child *self, struct inbox *in);
+_Noreturn void file_child(struct child *self, struct inbox *in);
+
+/* Record where a set-up failed; returns -1 so that it can end a function. errno is read. */
+int fail_at(struct failure *fail, enum step step, uint32_t index);
+
+#endif
