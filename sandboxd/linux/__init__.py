@@ -4,14 +4,18 @@ One thin wrapper for each system call; none keeps state. Everything here raises
 ``OSError(errno, strerror, what)`` and no other error of its own; a subclass such as
 ``FileNotFoundError`` comes by itself from the errno.
 
-``mount``         mount(2), umount2(2), pivot_root(2), the mount API of file descriptors, mountinfo
-``namespaces``    unshare(2), setns(2), id maps
-``process``       clone3(2), prctl(2) attributes of a process, resource limits
-``pidfd``         signals and waiting that cannot hit the wrong process
-``capabilities``  capget(2), capset(2), bounding set, securebits
-``cgroup``        both cgroup versions: the layout and the life of a group
-``cgroup_limits`` limits and usage of a group
-``procfs``        readers of /proc
-``seccomp``       filters
-``features``      what this node can do, found out by doing it
+``mount``          mount(2), umount2(2), pivot_root(2), mounts as file descriptors, mountinfo
+``namespaces``     unshare(2), setns(2), id maps
+``process``        clone3(2), prctl(2) attributes of a process, resource limits
+``pidfd``          signals and waiting that cannot hit the wrong process
+``capabilities``   capget(2), capset(2), bounding set, securebits
+``cgroup``         both cgroup versions: the layout and the life of a group
+``cgroup_limits``  limits and usage of a group
+``procfs``         readers of /proc
+``seccomp``        filters
+``id_ranges``      subordinate ids and the maps made of them
+``programs``       programs of other packages
+``settings``       sysctls and limits that many sandboxes need
+``child``          a function in a short-lived child, for ``probes``
+``features``       what this node can do, found out by doing it
 """

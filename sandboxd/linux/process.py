@@ -74,10 +74,11 @@ def set_parent_death_signal(number: int, parent_pid: int | None = None) -> None:
     """PR_SET_PDEATHSIG: be sent ``number`` when the *thread* that made this process ends.
 
     A change of credentials clears it. With ``parent_pid``, ESRCH if that parent was gone before the
-    call and so will never send it.
+    call and so will never send it. A parent in an outer pid namespace (0) cannot be told from its
+    successor.
     """
     prctl.set_pdeathsig(number)
-    if parent_pid is not None and os.getppid() != parent_pid:
+    if parent_pid is not None and os.getppid() not in (0, parent_pid):
         raise _libc.oserror(errno.ESRCH, f"parent {parent_pid} ended before PR_SET_PDEATHSIG")
 
 

@@ -1,0 +1,366 @@
+"""What this node can do, as one frozen ``Features``, and the same told to an operator.
+
+Every answer comes from doing the thing (``probes``), in short-lived children with time-outs: never
+from the kernel's version or from being uid 0. Nothing is left behind, and all of it takes well
+under 3 s. This is the one module of the layer that speaks the product's words.
+
+``fail``  sandboxes cannot be made as promised: the daemon refuses to serve
+``warn``  they can, but something is slower, scarcer or not held; the node says so
+``ok``    as it should be
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from sandboxd.linux import cgroup, id_ranges, procfs, programs, settings
+from sandboxd.linux.cgroup import CgroupLayout
+from sandboxd.linux.child import ChildError
+from sandboxd.linux.id_ranges import IdRange
+from sandboxd.linux.probes import cgroups, mounts, processes
+from sandboxd.model import Enforcement
+
+SANDBOX_IDS: Final = 65_536
+"""Ids of a sandbox: apt needs them up to 65,534."""
+
+NODE_IDS: Final = SANDBOX_IDS + 2
+"""Ids of the node's user namespace: a sandbox's, that of the launcher, that of FUSE servers."""
+
+ACCOUNT_IDS: Final = 65_540
+"""Ids the account must have in /etc/subuid and /etc/subgid."""
+
+_SPARE_IDS: Final = IdRange(2_000_000_000, ACCOUNT_IDS)
+"""To probe with where the account has none: nobody owns files there."""
+
+
+class Status(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One finding. ``remedy`` is what the operator does about it; empty when it is ok."""
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What works here."""
+
+    ids: int
+    """Ids that a nested user namespace can have: NODE_IDS, 1, or 0 without user namespaces."""
+    overlay: bool
+    """Overlay with userxattr on tmpfs, in a user namespace."""
+    overlay_detached: bool
+    """The same with layers that are attached nowhere (``lowerdir+``)."""
+    fuse: bool
+    squashfuse: str | None
+    """The squashfuse_ll that served an image in a user namespace."""
+    proc: bool
+    """A new /proc and /sys can be mounted in new namespaces."""
+    pidfd: bool
+    seccomp: bool
+    cgroup_kill: bool
+    """A process is born in a v2 cgroup (CLONE_INTO_CGROUP) and killed by ``cgroup.kill``."""
+    cgroup: CgroupLayout
+    limits: Mapping[str, Enforcement]
+    """How ``memory``, ``pids`` and ``cpu`` are held."""
+    fuse_request_timeout: bool
+    """``fs.fuse.default_request_timeout`` exists (since Linux 6.13)."""
+    programs: Mapping[str, str | None] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        layout = self.cgroup
+        return {
+            **{name: getattr(self, name) for name in self.__slots__ if name != "cgroup"},
+            "limits": dict(self.limits),
+            "programs": dict(self.programs),
+            "cgroup": {
+                "v2_mount": None if layout.v2_mount is None else str(layout.v2_mount),
+                "v2_controllers": sorted(layout.v2_controllers),
+                "v1": {name: str(path) for name, path in sorted(layout.v1.items())},
+            },
+        }
+
+
+def probe_to_json(probe: Probe) -> dict[str, str]:
+    return asdict(probe)
+
+
+class _Findings:
+    """Collects the probes as they are tried."""
+
+    def __init__(self) -> None:
+        self.probes: list[Probe] = []
+
+    def add(self, name: str, status: Status, detail: str, remedy: str = "") -> None:
+        self.probes.append(Probe(name, status, detail, remedy if status != Status.OK else ""))
+
+    def attempt(
+        self,
+        name: str,
+        action: Callable[[], None],
+        detail: str,
+        remedy: str,
+        otherwise: Status = Status.FAIL,
+    ) -> bool:
+        """Do it; ``otherwise`` is what it means if it does not work."""
+        try:
+            action()
+        except (OSError, ChildError) as error:
+            self.add(name, otherwise, _reason(error), remedy)
+            return False
+        self.add(name, Status.OK, detail)
+        return True
+
+
+def _reason(error: OSError | ChildError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return str(error)
+
+
+def probe(
+    account: str = "sandboxd", ids: IdRange | None = None, sandboxes: int = 256
+) -> tuple[Features, list[Probe]]:
+    """Try everything. Needs to run in a process with one thread.
+
+    ``account`` is whom the daemon runs as. ``ids`` are the host ids the node's user namespace will
+    have, where the configuration names them; else those of the account. ``sandboxes``: how many at
+    once the host's limits should be enough for.
+    """
+    found = _Findings()
+    ids = _account(found, account, ids)
+    count, map_ids = _user_namespaces(found, ids)
+    layout = cgroup.layout()
+    features = Features(
+        ids=count,
+        **_mounts(found, map_ids),
+        pidfd=found.attempt(
+            "pidfd", processes.pidfds, "signal and wait by pidfd", "use Linux 5.4 or newer"
+        ),
+        seccomp=found.attempt(
+            "seccomp",
+            processes.seccomp_filter,
+            "filters load and refuse",
+            "use a kernel with CONFIG_SECCOMP_FILTER",
+        ),
+        cgroup_kill=found.attempt(
+            "cgroup kill",
+            lambda: cgroups.clone_into_and_kill(layout),
+            f"born in and killed through {layout.v2_mount}",
+            "mount a cgroup2 hierarchy (mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified) on "
+            "Linux 5.14 or newer, and let this process write to it",
+        ),
+        cgroup=layout,
+        limits=_limits(found, layout),
+        fuse_request_timeout=_fuse_request_timeout(found),
+        programs=_programs(found),
+    )
+    _settings(found, sandboxes)
+    return features, found.probes
+
+
+def _account(found: _Findings, account: str, ids: IdRange | None) -> IdRange:
+    try:
+        pwd.getpwnam(account)
+    except KeyError:
+        found.add(
+            "account",
+            Status.FAIL if os.geteuid() == 0 else Status.WARN,
+            f"there is no account {account}",
+            f"useradd --system --user-group --no-create-home --shell /usr/sbin/nologin {account}",
+        )
+    else:
+        found.add("account", Status.OK, account)
+    if ids is not None:
+        enough = ids.count >= NODE_IDS
+        found.add(
+            "id range",
+            Status.OK if enough else Status.FAIL,
+            f"{ids.first}-{ids.first + ids.count - 1}, from the configuration",
+            f"configure a range of at least {NODE_IDS} ids",
+        )
+        return ids if enough else _SPARE_IDS
+    # An account that runs this itself (rootless) is mapped to its own ranges.
+    owner = account if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    uids = id_ranges.largest(id_ranges.SUBUID, owner)
+    gids = id_ranges.largest(id_ranges.SUBGID, owner)
+    smallest = min(uids.count if uids else 0, gids.count if gids else 0)
+    if uids is None or uids != gids or smallest < ACCOUNT_IDS:
+        last = _SPARE_IDS.first + ACCOUNT_IDS - 1
+        found.add(
+            "id range",
+            Status.FAIL,
+            f"{owner} has {smallest} ids in common in /etc/subuid and /etc/subgid, "
+            f"{ACCOUNT_IDS} are needed",
+            f"usermod --add-subuids {_SPARE_IDS.first}-{last} "
+            f"--add-subgids {_SPARE_IDS.first}-{last} {owner}",
+        )
+        return _SPARE_IDS
+    found.add("id range", Status.OK, f"{uids.first}-{uids.first + uids.count - 1} of {owner}")
+    return uids
+
+
+def _user_namespaces(found: _Findings, ids: IdRange) -> tuple[int, mounts.MapIds]:
+    """How many ids work, and how to map them for the probes that follow."""
+    wanted = IdRange(ids.first, NODE_IDS)
+
+    def map_range(pid: int) -> None:
+        id_ranges.map_ids(pid, wanted, wanted)
+
+    name = "user namespaces"
+    remedy = (
+        "sysctl -w user.max_user_namespaces=100000; "
+        "sysctl -w kernel.unprivileged_userns_clone=1 where that exists"
+    )
+    try:
+        mounts.user_namespaces(map_range, SANDBOX_IDS)
+    except (OSError, ChildError) as error:
+        reason = _reason(error)
+    else:
+        found.add(name, Status.OK, f"nested, {NODE_IDS} ids")
+        return NODE_IDS, map_range
+    try:
+        mounts.user_namespaces(id_ranges.map_self_only, 1)
+    except (OSError, ChildError):
+        found.add(name, Status.FAIL, reason, remedy)
+        return 0, map_range
+    found.add(
+        name,
+        Status.FAIL if os.geteuid() == 0 else Status.WARN,
+        f"one id only: {reason}",
+        f"{programs.remedy('newuidmap')}, and a range of ids for this account (see id range)",
+    )
+    return 1, id_ranges.map_self_only
+
+
+def _mounts(found: _Findings, map_ids: mounts.MapIds) -> dict[str, Any]:
+    newer = "use Linux 6.6 or newer: before that, tmpfs has no user xattrs"
+    squashfuse = programs.find_program("squashfuse_ll")
+    served = False
+    overlay = found.attempt(
+        "overlay", lambda: mounts.overlay(map_ids, False), "copy up, white out, make opaque", newer
+    )
+    detached = found.attempt(
+        "overlay of detached layers",
+        lambda: mounts.overlay(map_ids, True),
+        "layers by descriptor and lowerdir+",
+        "use a newer kernel (tried on Linux 6.18)",
+    )
+    fuse = found.attempt(
+        "fuse",
+        lambda: mounts.fuse(map_ids),
+        "mounted in a user namespace",
+        "modprobe fuse, and see that /dev/fuse is there",
+    )
+    if squashfuse is not None:
+        served = found.attempt(
+            "squashfuse",
+            lambda: mounts.squashfuse(map_ids, squashfuse),
+            f"{squashfuse} serves zstd images in a user namespace",
+            f"reinstall it: {programs.remedy('squashfuse_ll')}",
+        )
+    proc = found.attempt(
+        "proc",
+        lambda: mounts.proc_visible(map_ids),
+        "/proc and /sys can be mounted anew",
+        "uncover /proc and /sys: unmount what lies over parts of them",
+    )
+    return {
+        "overlay": overlay,
+        "overlay_detached": detached,
+        "fuse": fuse,
+        "squashfuse": str(squashfuse) if served else None,
+        "proc": proc,
+    }
+
+
+def _limits(found: _Findings, layout: CgroupLayout) -> Mapping[str, Enforcement]:
+    """A limit that does not hold is a warning, and in the node's features; never left unsaid."""
+    tries: dict[str, Callable[[CgroupLayout], None]] = {
+        "memory": cgroups.memory_limit,
+        "pids": cgroups.pids_limit,
+        "cpu": cgroups.cpu_limit,
+    }
+    if procfs.sysctl("vm.panic_on_oom") == "2":
+        # The kernel would panic on any sandbox that runs out of its memory, and on our own probe.
+        found.add(
+            "panic on oom",
+            Status.FAIL,
+            "vm.panic_on_oom is 2: a sandbox at its memory limit would end the node",
+            "sysctl -w vm.panic_on_oom=0",
+        )
+        del tries["memory"]
+    held = {}
+    for controller, action in tries.items():
+        version = layout.version_of(controller)
+        works = found.attempt(
+            f"{controller} limit",
+            lambda action=action: action(layout),  # type: ignore[misc]
+            f"held by cgroup v{version}",
+            f"enable the cgroup controller {controller} and let this process make groups",
+            Status.WARN if controller == "cpu" else Status.FAIL,
+        )
+        held[controller] = Enforcement.ENFORCED if works else Enforcement.NONE
+    return MappingProxyType({"memory": Enforcement.NONE, **held})
+
+
+def _fuse_request_timeout(found: _Findings) -> bool:
+    value = procfs.sysctl("fs.fuse.default_request_timeout")
+    found.add(
+        "fuse request timeout",
+        Status.WARN if value is None else Status.OK,
+        "this kernel has none" if value is None else f"fs.fuse.default_request_timeout = {value}",
+        "none needed: a watchdog ends an image server that does not answer",
+    )
+    return value is not None
+
+
+_NEEDED_FOR: Final[Mapping[str, tuple[Status, str]]] = MappingProxyType(
+    {
+        "squashfuse_ll": (Status.FAIL, "mounts images"),
+        "tar2sqfs": (Status.WARN, "needed to convert images on this node"),
+        "nft": (Status.WARN, "needed for sandboxes with a network"),
+        "newuidmap": (Status.WARN, "needed by accounts other than root"),
+        "fusermount3": (Status.WARN, "needed by accounts other than root"),
+    }
+)
+
+
+def _programs(found: _Findings) -> Mapping[str, str | None]:
+    paths: dict[str, str | None] = {}
+    for name, (status, purpose) in _NEEDED_FOR.items():
+        path: Path | None = programs.find_program(name)
+        paths[name] = None if path is None else str(path)
+        if path is None:
+            found.add(name, status, f"not found; {purpose}", programs.remedy(name))
+        else:
+            found.add(name, Status.OK, str(path))
+    return MappingProxyType(paths)
+
+
+def _settings(found: _Findings, sandboxes: int) -> None:
+    for need in settings.needs(sandboxes):
+        value = "no limit" if need.value is None else str(need.value)
+        detail = value if need.met else f"{value}, {need.needed} for {sandboxes} sandboxes: "
+        found.add(
+            need.name,
+            Status.OK if need.met else Status.WARN,
+            detail if need.met else detail + need.why,
+            need.remedy,
+        )
