@@ -1,0 +1,309 @@
+"""One frozen Config: flags over environment (``SANDBOXD_*``) over a TOML file over defaults.
+
+Every setting is a field of ``Config``; its name is its TOML key, its environment variable
+(``SANDBOXD_`` and the name in capitals) and, with dashes, its flag. The limits are tables of their
+own: ``[default_limits]`` and ``[max_limits]`` in TOML, ``SANDBOXD_MAX_LIMITS_MEMORY_MB`` outside.
+An unknown key and an impossible value are errors that name file and key.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import secrets
+import socket
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from sandboxd.errors import ConfigError
+from sandboxd.model import Limits
+
+ENV_PREFIX: Final = "SANDBOXD_"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+TOKEN_BYTES: Final = 32
+_TABLES: Final = ("default_limits", "max_limits")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings of a node. Sizes and times carry their unit in the name."""
+
+    listen: str = "127.0.0.1:8642"
+    """Address and port of the API; an IPv6 address in brackets."""
+    state_dir: str = "/var/lib/sandboxd"
+    runtime_dir: str = "/run/sandboxd"
+    images_dir: str = ""
+    """Where ``NAME.sif`` lie; ``images`` in ``state_dir`` if empty."""
+    token_file: str = ""
+    """The bearer token's file; ``token`` in ``state_dir`` if empty."""
+    user: str = "sandboxd"
+    """The unprivileged account that the API runs as, and whose subordinate ids sandboxes use."""
+    node_name: str = ""
+    """How answers name this node; the host's name if empty."""
+    cgroup_root: str = "sandboxd"
+    """Name of the cgroup under which all of this daemon's lie."""
+    squashfuse: str = ""
+    """Path of ``squashfuse_ll``; looked for if empty."""
+    log_level: str = "info"
+    max_sandboxes: int = 512
+    default_ttl_s: float = 3600.0
+    max_ttl_s: float = 86_400.0
+    image_idle_s: float = 600.0
+    """How long an image stays mounted after its last sandbox has gone."""
+    default_timeout_s: float = 60.0
+    """Of an exec that names none."""
+    max_timeout_s: float = 7200.0
+    default_output_bytes: int = 10 * 1024 * 1024
+    """Kept per stream of an exec that names no cap."""
+    max_output_bytes: int = 64 * 1024 * 1024
+    max_body_bytes: int = 64 * 1024 * 1024
+    """Of a JSON request; a file's content is streamed and not bounded by it."""
+    max_file_bytes: int = 16 * 1024 * 1024 * 1024
+    default_limits: Limits = field(default_factory=Limits)
+    """Of a sandbox that names none."""
+    max_limits: Limits = field(
+        default_factory=lambda: Limits(
+            cpus=256.0,
+            memory_mb=1_048_576,
+            disk_mb=1_048_576,
+            inodes=16_777_216,
+            pids=32_768,
+            nofile=1_048_576,
+            shm_mb=65_536,
+        )
+    )
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where each setting that is no default comes from."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of ``listen``."""
+        return parse_listen(self.listen)
+
+    @property
+    def launcher_socket(self) -> str:
+        return os.path.join(self.runtime_dir, "launcher.sock")
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    key: str
+    value: object
+    origin: str
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Config:
+    """The configuration. ``overrides`` are the flags, by setting name; None counts as not given.
+
+    Raises ConfigError naming file and key.
+    """
+    settings = [
+        *(_from_file(Path(path)) if path is not None else ()),
+        *_from_env(os.environ if env is None else env),
+        *(
+            _Setting(key, value, "flag --" + key.replace("_", "-"))
+            for key, value in (overrides or {}).items()
+            if value is not None
+        ),
+    ]
+    types = _types()
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for setting in settings:
+        wanted = types.get(setting.key)
+        if wanted is None:
+            raise ConfigError(f"{setting.origin}: unknown key {setting.key!r}", key=setting.key)
+        values[setting.key] = _coerce(setting, wanted)
+        origins[setting.key] = setting.origin
+    config = replace(_build(values), origins=origins)
+    _check(config)
+    return config
+
+
+def _types() -> dict[str, type]:
+    kinds = {"str": str, "int": int, "float": float}
+    types = {f.name: kinds[str(f.type)] for f in fields(Config) if str(f.type) in kinds}
+    for table in _TABLES:
+        types |= {f"{table}.{f.name}": kinds[str(f.type)] for f in fields(Limits)}
+    return types
+
+
+def _from_file(path: Path) -> Iterator[_Setting]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="is --config right?") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for key, value in data.items():
+        if key in _TABLES and isinstance(value, dict):
+            for name, one in value.items():
+                yield _Setting(f"{key}.{name}", one, str(path))
+        else:
+            yield _Setting(key, value, str(path))
+
+
+def _from_env(env: Mapping[str, str]) -> Iterator[_Setting]:
+    for variable, value in env.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        key = variable.removeprefix(ENV_PREFIX).lower()
+        for table in _TABLES:
+            if key.startswith(table + "_"):
+                key = f"{table}.{key.removeprefix(table + '_')}"
+        if key in ("config", "token", "url", "tests_must_run"):
+            # The configuration file's own path, what the client reads, and the test suite's.
+            continue
+        yield _Setting(key, value, f"environment {variable}")
+
+
+def _coerce(setting: _Setting, wanted: type) -> object:
+    value = setting.value
+    wrong = ConfigError(
+        f"{setting.origin}: {setting.key} must be a {_WORDS[wanted]}, not {value!r}",
+        key=setting.key,
+    )
+    if wanted is str:
+        if not isinstance(value, str) or "\0" in value:
+            raise wrong
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise wrong
+    try:
+        number = wanted(value)
+    except ValueError:
+        raise wrong from None
+    if isinstance(value, float) and wanted is int:
+        raise wrong
+    if not math.isfinite(number):
+        raise wrong
+    return number
+
+
+_WORDS: Final[dict[type, str]] = {str: "string", int: "whole number", float: "number"}
+
+
+def _build(values: dict[str, object]) -> Config:
+    plain: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
+    base = Config()
+    for table in _TABLES:
+        own: dict[str, Any] = {
+            key.removeprefix(table + "."): value
+            for key, value in values.items()
+            if key.startswith(table + ".")
+        }
+        plain[table] = replace(getattr(base, table), **own)
+    config = Config(**plain)
+    return replace(
+        config,
+        images_dir=config.images_dir or os.path.join(config.state_dir, "images"),
+        token_file=config.token_file or os.path.join(config.state_dir, "token"),
+        node_name=config.node_name or socket.gethostname(),
+    )
+
+
+def _check(config: Config) -> None:
+    def refuse(key: str, why: str) -> ConfigError:
+        origin = config.origins.get(key, "defaults")
+        return ConfigError(f"{origin}: {key} {why}", key=key)
+
+    try:
+        parse_listen(config.listen)
+    except ValueError as error:
+        raise refuse("listen", str(error)) from None
+    for key in ("state_dir", "runtime_dir", "images_dir", "token_file"):
+        if not os.path.isabs(getattr(config, key)):
+            raise refuse(key, f"must be an absolute path, not {getattr(config, key)!r}")
+    if config.log_level not in LOG_LEVELS:
+        raise refuse("log_level", f"must be one of {', '.join(LOG_LEVELS)}")
+    if not config.cgroup_root or "/" in config.cgroup_root or config.cgroup_root.startswith("."):
+        raise refuse("cgroup_root", "must be the name of one directory")
+    for one in fields(Config):
+        value = getattr(config, one.name)
+        zero_is_fine = one.name == "image_idle_s"
+        if isinstance(value, int | float) and (value < 0 or (value == 0 and not zero_is_fine)):
+            raise refuse(one.name, f"must be more than 0, not {value:g}")
+    for name in ("ttl_s", "timeout_s"):
+        if getattr(config, f"default_{name}") > getattr(config, f"max_{name}"):
+            raise refuse(f"default_{name}", f"is more than max_{name}")
+    if config.default_output_bytes > config.max_output_bytes:
+        raise refuse("default_output_bytes", "is more than max_output_bytes")
+    for one in fields(Limits):
+        least, most = getattr(config.default_limits, one.name), getattr(config.max_limits, one.name)
+        if most <= 0:
+            raise refuse(f"max_limits.{one.name}", f"must be more than 0, not {most:g}")
+        if not 0 < least <= most:
+            raise refuse(f"default_limits.{one.name}", f"must be in 0 to {most:g}, not {least:g}")
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Host and port. Raises ValueError that says what is wrong."""
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host:
+        raise ValueError(f"must look like 127.0.0.1:8642, not {listen!r}")
+    if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"has no port of 0 to 65535: {listen!r}")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address. A name other than localhost is not
+    resolved: it may be another address tomorrow."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def ensure_token(path: str | os.PathLike[str], uid: int = -1, gid: int = -1) -> str:
+    """The bearer token in ``path``, made (0600, given to ``uid`` and ``gid``) if there is none.
+
+    Raises ConfigError for a file that others may read, or that holds no usable token.
+    """
+    name = os.fspath(path)
+    try:
+        _make_token(name, uid, gid)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{name}: the token cannot be written: {error.strerror}") from error
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(f"{name}: the token cannot be read: {error.strerror}") from error
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o077:
+            raise ConfigError(
+                f"{name}: the token's file must be readable by its owner only",
+                hint=f"chmod 600 {name}, or remove it and a new one is made",
+            )
+        token = file.read(4096).decode("ascii", "replace").strip()
+    if len(token) < 16 or not all(33 <= ord(char) < 127 for char in token):
+        raise ConfigError(f"{name}: the token must be 16 or more printable ASCII characters")
+    return token
+
+
+def _make_token(name: str, uid: int, gid: int) -> None:
+    """Write beside and link: a crash leaves no half token. FileExistsError if there is one."""
+    temporary = f"{name}.{os.getpid()}.{secrets.token_hex(4)}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(secrets.token_urlsafe(TOKEN_BYTES).encode() + b"\n")
+            os.fchown(fd, uid, gid)
+        os.link(temporary, name)
+    finally:
+        os.unlink(temporary)

@@ -1,0 +1,185 @@
+"""Which images are mounted, who uses them, and when one may go.
+
+One mount serves every sandbox of an image. It is made once however many ask at the same time, stays
+for ``idle_s`` after its last user has gone, and when its server dies it is made again for whoever
+comes next; those who had the dead one hold a reference to nothing, and letting go of it does no
+harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sandboxd.errors import SandboxdError
+from sandboxd.images.store import CheckedImage, ImageStore
+
+log = logging.getLogger(__name__)
+
+
+class Mounter(Protocol):
+    """What can mount: the launcher's client."""
+
+    async def mount(self, key: str, name: str, sif_offset: int, sif_fd: int) -> None: ...
+
+    async def unmount(self, key: str) -> bool:
+        """False when the launcher still has a user of it."""
+
+
+@dataclass(eq=False, slots=True)
+class Mount:
+    """One image's mount. ``users`` are sandboxes and creates under way."""
+
+    key: str
+    name: str
+    ready: asyncio.Future[None]
+    users: int = 0
+    idle_since: float = 0.0
+    leaving: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready.done() and not self.ready.cancelled() and not self.ready.exception()
+
+
+class ImageMounts:
+    """The mounts of one launcher. Needs a running event loop."""
+
+    def __init__(self, store: ImageStore, mounter: Mounter, *, idle_s: float) -> None:
+        self.store = store
+        self._mounter = mounter
+        self._idle_s = idle_s
+        self._mounts: dict[str, Mount] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def mounted(self) -> list[Mount]:
+        """The mounts that files can be read from."""
+        return [mount for mount in self._mounts.values() if mount.is_ready]
+
+    async def acquire(self, name: str) -> tuple[CheckedImage, Mount]:
+        """The image and a share of its mount, to be given back with ``release``.
+
+        Raises ImageNotFound, ImageInvalid, ImageUnavailable, NodeUnavailable.
+        """
+        image = await self.store.check(name)
+        while True:
+            mount = self._mounts.get(image.key)
+            if mount is None:
+                mount = self._begin(image)
+            elif mount.leaving:
+                # Taken out at this moment: wait until it is, then mount it anew.
+                await asyncio.wait({mount.ready})
+                continue
+            break
+        mount.users += 1
+        try:
+            if not mount.is_ready:
+                await asyncio.shield(mount.ready)
+        except BaseException:
+            self.release(mount)
+            raise
+        return image, mount
+
+    def release(self, mount: Mount) -> None:
+        """Give a share back. The mount itself stays for a while."""
+        mount.users -= 1
+        mount.idle_since = asyncio.get_running_loop().time()
+
+    def hold(self, key: str, name: str) -> Mount:
+        """A share for a sandbox that was there before this daemon."""
+        mount = self._mounts.get(key)
+        if mount is None:
+            # Its server is dead already; there is something to let go of all the same.
+            mount = self._known(key, name)
+        mount.users += 1
+        return mount
+
+    def died(self, key: str) -> None:
+        """Its server is gone: the next one who asks gets a new one."""
+        self._mounts.pop(key, None)
+
+    def reset(self, rows: list[dict[str, Any]]) -> None:
+        """Take over what the launcher says is mounted (its answer to ``images``)."""
+        listed = {str(row["key"]): str(row.get("name", "")) for row in rows}
+        for key, mount in list(self._mounts.items()):
+            if key not in listed and mount.ready.done():
+                del self._mounts[key]
+        for key, name in listed.items():
+            if key not in self._mounts:
+                self._mounts[key] = self._known(key, name)
+
+    def _known(self, key: str, name: str) -> Mount:
+        loop = asyncio.get_running_loop()
+        mount = Mount(key, name, loop.create_future(), idle_since=loop.time())
+        mount.ready.set_result(None)
+        return mount
+
+    def _begin(self, image: CheckedImage) -> Mount:
+        mount = Mount(image.key, image.name, asyncio.get_running_loop().create_future())
+        self._mounts[image.key] = mount
+        self._spawn(self._mount(image, mount))
+        return mount
+
+    async def _mount(self, image: CheckedImage, mount: Mount) -> None:
+        # A task of its own: the mount is shared, and must not fail with whoever asked first.
+        try:
+            fd = await self.store.open(image)
+            try:
+                await self._mounter.mount(image.key, image.name, image.sif_offset, fd)
+            finally:
+                os.close(fd)
+        except BaseException as error:
+            if self._mounts.get(image.key) is mount:
+                del self._mounts[image.key]
+            if isinstance(error, Exception):
+                mount.ready.set_exception(error)
+                mount.ready.exception()  # heard, even if nobody waits any more
+            else:
+                mount.ready.cancel()
+                raise
+        else:
+            mount.idle_since = asyncio.get_running_loop().time()
+            mount.ready.set_result(None)
+
+    def evict_idle(self) -> None:
+        """Unmount what has had no user for ``idle_s``, the longest idle first."""
+        now = asyncio.get_running_loop().time()
+        idle = [
+            mount
+            for mount in self._mounts.values()
+            if not mount.users
+            and not mount.leaving
+            and mount.is_ready
+            and now - mount.idle_since >= self._idle_s
+        ]
+        for mount in sorted(idle, key=lambda one: one.idle_since):
+            mount.leaving = True
+            mount.ready = asyncio.get_running_loop().create_future()
+            self._spawn(self._unmount(mount))
+
+    async def _unmount(self, mount: Mount) -> None:
+        gone = False
+        try:
+            gone = await self._mounter.unmount(mount.key)
+        except SandboxdError as error:
+            log.warning("image %s cannot be unmounted: %s", mount.name, error.message)
+        finally:
+            mount.leaving = False
+            mount.idle_since = asyncio.get_running_loop().time()
+            if gone and self._mounts.get(mount.key) is mount:
+                del self._mounts[mount.key]
+            mount.ready.set_result(None)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End what is under way; mounts stay, as they are the launcher's."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,18 @@
+"""The daemon's subject: the table of sandboxes and what is done in them. asyncio lives here.
+
+From the inside out; each file knows only those above it::
+
+    output      what is kept of a stream, and what is only counted
+    control     one control socket to a sandbox's PID 1: ids, replies, its death
+    failures    what a failed step in a sandbox means: the error to raise
+    pipes       pipe ends in the event loop; what a command's children leave behind
+    exec        one command: its clock, its output, its end
+    files       whole files in and out as streams
+    sandbox     one sandbox's record, and how it is shown
+    idempotency answers kept under an Idempotency-Key
+    expiry      when each sandbox's time is up
+    manager     the table: create, find, delete, adopt, and what the launcher tells
+
+Nothing here knows HTTP, and nothing here starts a process or a thread for an exec: an exec is one
+message out, two back, and what is in its pipes.
+"""

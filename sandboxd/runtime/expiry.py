@@ -1,0 +1,42 @@
+"""When each sandbox's time is up: one heap and one timer for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+
+
+class Expiry:
+    """Calls ``on_due(id)`` once an entry's delay has passed. Entries are not taken back: whoever is
+    called looks whether it still matters. Needs a running event loop."""
+
+    def __init__(self, on_due: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_due = on_due
+        self._heap: list[tuple[float, str]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, sandbox_id: str, delay_s: float) -> None:
+        entry = (self._loop.time() + max(delay_s, 0.0), sandbox_id)
+        heapq.heappush(self._heap, entry)
+        if self._heap[0] is entry:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._heap:
+            self._timer = self._loop.call_at(self._heap[0][0], self._fire)
+
+    def _fire(self) -> None:
+        # Timers may fire a clock tick early.
+        now = self._loop.time() + 0.001
+        while self._heap and self._heap[0][0] <= now:
+            self._on_due(heapq.heappop(self._heap)[1])
+        self._arm()
+
+    def close(self) -> None:
+        self._heap.clear()
+        self._arm()

@@ -1,0 +1,423 @@
+"""The table of sandboxes: create, find, delete, adopt, and what the launcher tells.
+
+There is no database: what lives is in the launcher, and every connection to it begins with asking
+for all of it. Until that is done nothing is created (``node-unavailable``). A sandbox that this
+daemon gave up on while it could not be deleted is remembered and deleted at the next connection, so
+that nothing lives that nobody knows of; its TTL stands behind that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from sandboxd.config import Config
+from sandboxd.errors import (
+    NodeOverloaded,
+    NodeUnavailable,
+    RequestError,
+    SandboxDead,
+    SandboxdError,
+    SandboxLost,
+    SandboxNotFound,
+)
+from sandboxd.images.mounts import ImageMounts
+from sandboxd.images.store import ImageStore
+from sandboxd.launcher.client import LauncherClient
+from sandboxd.launcher.protocol import META_MAX, SandboxRow
+from sandboxd.model import SandboxSpec, SandboxState
+from sandboxd.runtime.expiry import Expiry
+from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
+from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
+
+log = logging.getLogger(__name__)
+
+REASON_WAIT_S: Final = 0.2
+"""From the end of a control socket to the launcher's word on why, at most."""
+
+DELETE_AGAIN_S: Final = 5.0
+HOUSEKEEPING_S: Final = 5.0
+ATTACH_AT_ONCE: Final = 32
+FULL_RETRY_AFTER_S: Final = 1
+
+
+def new_id() -> str:
+    """``sb-`` and 128 random bits in base32: an id is no secret, but must not be guessed either."""
+    return "sb-" + base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+
+
+class Runtime:
+    """Everything the API asks. Made anywhere, ``start``ed in the event loop that serves."""
+
+    def __init__(
+        self,
+        config: Config,
+        launcher: LauncherClient | None = None,
+        store: ImageStore | None = None,
+    ) -> None:
+        self.config = config
+        self._launcher = launcher or LauncherClient(config.launcher_socket)
+        self._store = store or ImageStore(config.images_dir)
+        self._table: dict[str, Sandbox] = {}
+        self._abandoned: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready = False
+        self._node: dict[str, Any] = {}
+
+    async def start(self) -> None:
+        """Begin: connects in the background, and again whenever the launcher is lost."""
+        self._loop = asyncio.get_running_loop()
+        self.images = ImageMounts(self._store, self._launcher, idle_s=self.config.image_idle_s)
+        self._keys = IdempotencyKeys()
+        self._expiry = Expiry(self._due)
+        self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
+        self._launcher.start(self)
+
+    async def close(self) -> None:
+        """Let go of everything; sandboxes live on, as they are the launcher's."""
+        self._ready = False
+        self._housekeeping.cancel()
+        self._expiry.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.images.close()
+        await self._launcher.close()
+        error = NodeUnavailable("the daemon is stopping")
+        for sandbox in self._table.values():
+            sandbox.disconnect(error)
+        self._table.clear()
+
+    # --- asking ------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether sandboxes can be created: the launcher is there and all it has is known."""
+        return self._ready
+
+    @property
+    def enforcement(self) -> dict[str, Any]:
+        """How each limit is held, as the launcher said: ``enforced``, ``watchdog`` or ``none``."""
+        limits = self._node.get("limits")
+        return limits if isinstance(limits, dict) else {}
+
+    def find(self, sandbox_id: str) -> Sandbox:
+        sandbox = self._table.get(sandbox_id)
+        if sandbox is None:
+            if not self._ready:
+                # It may live in the launcher; only once all is adopted is absence a fact.
+                raise NodeUnavailable("the node does not know its sandboxes yet")
+            raise SandboxNotFound(f"no sandbox {sandbox_id!r} on this node")
+        return sandbox
+
+    def sandboxes(self) -> Iterator[Sandbox]:
+        """In the order of their ids."""
+        return iter([self._table[sandbox_id] for sandbox_id in sorted(self._table)])
+
+    def counts(self) -> dict[str, int]:
+        """Sandboxes by state; every state is there."""
+        counted = Counter(sandbox.state for sandbox in self._table.values())
+        return {state.value: counted[state] for state in SandboxState}
+
+    async def node(self) -> dict[str, Any]:
+        """The launcher's answer to ``node``, asked now."""
+        answer = await self._launcher.call("node")
+        self._node = answer.ok
+        return answer.ok
+
+    # --- creating ----------------------------------------------------------------------------
+
+    async def create(self, spec: SandboxSpec, idempotency_key: str | None = None) -> SandboxView:
+        """A new sandbox, or the one that this key made before.
+
+        Raises IdempotencyConflict, NodeUnavailable, NodeOverloaded, those of the image and those of
+        the launcher's set-up.
+        """
+        if not self._ready:
+            raise NodeUnavailable("the launcher is not connected")
+        if idempotency_key is None:
+            return await self._create(spec, None)
+        mark = IdempotencyMark(idempotency_key, fingerprint(spec))
+        given = self._keys.find(mark)
+        if given is not None:
+            return await asyncio.shield(given)
+        answer = self._keys.begin(mark)
+        try:
+            view = await self._create(spec, mark)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        except Exception as error:
+            answer.set_exception(error)
+            answer.exception()
+            raise
+        answer.set_result(view)
+        return view
+
+    async def _create(self, spec: SandboxSpec, mark: IdempotencyMark | None) -> SandboxView:
+        if len(self._table) >= self.config.max_sandboxes:
+            raise NodeOverloaded(
+                f"the node has its {self.config.max_sandboxes} sandboxes",
+                retry_after_s=FULL_RETRY_AFTER_S,
+            )
+        sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark)
+        self._table[sandbox.id] = sandbox
+        started_at = self._loop.time()
+        asked = False
+        try:
+            image, sandbox.mount = await self.images.acquire(spec.image)
+            sandbox.set_image(image.key, image.config)
+            sandbox.phases_ms["image"] = self._since(started_at)
+            meta = sandbox.meta()
+            _check_meta(meta)
+            asked_at = self._loop.time()
+            asked = True
+            answer = await self._launcher.call(
+                "create",
+                sandbox=sandbox.id,
+                images=[image.key],
+                limits=asdict(spec.limits),
+                hostname=spec.hostname,
+                meta=meta,
+            )
+            sandbox.phases_ms["launcher"] = self._since(asked_at)
+            sandbox.phases_ms |= _phases(answer.ok)
+            sandbox.connect(
+                answer.take_fd(), str(answer.ok.get("oom_kill_path") or ""), self._control_closed
+            )
+        except BaseException:
+            self._table.pop(sandbox.id, None)
+            self._let_go(sandbox)
+            if asked:
+                # It may have been made all the same, and nobody would know of it.
+                self._abandoned.add(sandbox.id)
+                self._spawn(self._delete_abandoned())
+            raise
+        finally:
+            sandbox.made.set()
+        sandbox.phases_ms["total"] = self._since(started_at)
+        self._expiry.add(sandbox.id, spec.ttl_s)
+        return sandbox.view()
+
+    def _since(self, at: float) -> float:
+        return round((self._loop.time() - at) * 1000, 3)
+
+    # --- deleting ----------------------------------------------------------------------------
+
+    async def delete(self, sandbox_id: str) -> None:
+        """No process of it lives when this returns. One that does not exist is deleted already.
+
+        Raises NodeUnavailable where that cannot be known; it is tried again by itself then.
+        """
+        sandbox = self._table.get(sandbox_id)
+        if sandbox is None:
+            if not self._ready:
+                raise NodeUnavailable("the node does not know its sandboxes yet")
+            return
+        await asyncio.shield(self._begin_delete(sandbox))
+
+    def _begin_delete(self, sandbox: Sandbox) -> asyncio.Task[None]:
+        if sandbox.deletion is None:
+            sandbox.deletion = self._spawn(self._delete(sandbox))
+        return sandbox.deletion
+
+    async def _delete(self, sandbox: Sandbox) -> None:
+        try:
+            await sandbox.made.wait()
+            if self._table.get(sandbox.id) is not sandbox:
+                return
+            sandbox.state = SandboxState.DELETING
+            sandbox.disconnect(SandboxDead("the sandbox was deleted", reason="deleted"))
+            await self._launcher.call("delete", sandbox=sandbox.id)
+        except SandboxdError as error:
+            log.warning("sandbox %s cannot be deleted yet: %s", sandbox.id, error.message)
+            self._expiry.add(sandbox.id, DELETE_AGAIN_S)
+            raise
+        else:
+            self._forget(sandbox)
+        finally:
+            sandbox.deletion = None
+
+    def _forget(self, sandbox: Sandbox) -> None:
+        if self._table.get(sandbox.id) is sandbox:
+            del self._table[sandbox.id]
+        self._let_go(sandbox)
+
+    def _let_go(self, sandbox: Sandbox) -> None:
+        sandbox.disconnect(SandboxDead("the sandbox is gone", reason="deleted"))
+        if sandbox.mount is not None:
+            self.images.release(sandbox.mount)
+            sandbox.mount = None
+
+    async def _delete_abandoned(self) -> None:
+        for sandbox_id in list(self._abandoned):
+            try:
+                await self._launcher.call("delete", sandbox=sandbox_id)
+            except SandboxdError:
+                return  # the next connection or housekeeping tries again
+            self._abandoned.discard(sandbox_id)
+
+    def _due(self, sandbox_id: str) -> None:
+        sandbox = self._table.get(sandbox_id)
+        if sandbox is None:
+            return
+        if sandbox.state is not SandboxState.DELETING:
+            log.info("sandbox %s has lived its %g s", sandbox_id, sandbox.spec.ttl_s)
+        self._begin_delete(sandbox)
+
+    def _keep_house(self) -> None:
+        self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
+        if self._ready:
+            self.images.evict_idle()
+            if self._abandoned:
+                self._spawn(self._delete_abandoned())
+
+    # --- what the launcher tells -------------------------------------------------------------
+
+    async def launcher_connected(self, hello: dict[str, Any]) -> None:
+        """Ask for all there is and take it over; then, and only then, the node is ready."""
+        await self.node()
+        rows = {row.sandbox: row for row in await self._launcher.list_sandboxes()}
+        images = await self._launcher.call("images")
+        self.images.reset(images.ok.get("images") or [])
+        for sandbox in list(self._table.values()):
+            if sandbox.id in rows or sandbox.state is SandboxState.CREATING:
+                continue
+            if sandbox.state is SandboxState.DELETING:
+                self._forget(sandbox)
+            else:
+                sandbox.fail(SandboxLost("the launcher has lost the sandbox", reason="launcher"))
+        gate = asyncio.Semaphore(ATTACH_AT_ONCE)
+        unknown = [row for key, row in rows.items() if key not in self._table]
+        await asyncio.gather(*(self._adopt(row, gate) for row in unknown))
+        for sandbox in list(self._table.values()):
+            if sandbox.state is SandboxState.DELETING:
+                self._begin_delete(sandbox)
+        self._ready = True
+        self._spawn(self._delete_abandoned())
+        log.info("launcher connected, %d sandboxes (%d adopted)", len(self._table), len(unknown))
+
+    async def _adopt(self, row: SandboxRow, gate: asyncio.Semaphore) -> None:
+        if row.sandbox in self._abandoned:
+            return
+        try:
+            sandbox = Sandbox.from_meta(row.sandbox, row.meta)
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("sandbox %s has no record (%s) and is deleted", row.sandbox, error)
+            self._abandoned.add(row.sandbox)
+            return
+        async with gate:
+            if row.state == SandboxState.RUNNING:
+                try:
+                    answer = await self._launcher.call("attach", sandbox=row.sandbox)
+                    sandbox.connect(
+                        answer.take_fd(),
+                        str(answer.ok.get("oom_kill_path") or ""),
+                        self._control_closed,
+                    )
+                except NodeUnavailable:
+                    raise
+                except SandboxdError as error:
+                    sandbox.fail(SandboxDead(f"the sandbox cannot be reached: {error.message}"))
+            else:
+                sandbox.fail(SandboxDead("the sandbox's PID 1 is gone", reason=row.state))
+        sandbox.mount = self.images.hold(sandbox.image_key, sandbox.spec.image)
+        self._table[sandbox.id] = sandbox
+        self._expiry.add(sandbox.id, sandbox.expires_at - now())
+        if sandbox.mark is not None:
+            with contextlib.suppress(SandboxdError):
+                if self._keys.find(sandbox.mark) is None:
+                    self._keys.remember(sandbox.mark, sandbox.view())
+
+    def launcher_lost(self) -> None:
+        self._ready = False
+
+    def launcher_event(self, event: dict[str, Any]) -> None:
+        kind = event.get("event")
+        if kind == "image-died":
+            log.warning("the server of image %s died", event.get("key"))
+            self.images.died(str(event.get("key")))
+        elif kind == "sandbox-died":
+            sandbox = self._table.get(str(event.get("sandbox")))
+            reason = str(event.get("reason", ""))
+            if sandbox is not None:
+                sandbox.fail(_death(reason))
+
+    def _control_closed(self, sandbox: Sandbox, reason: str) -> None:
+        if not self._launcher.connected:
+            sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
+        else:
+            # Why is the launcher's to say, and its word is on the way over another socket.
+            self._loop.call_later(REASON_WAIT_S, self._settle, sandbox, reason)
+
+    def _settle(self, sandbox: Sandbox, reason: str) -> None:
+        if self._launcher.connected:
+            sandbox.fail(SandboxDead("the sandbox's PID 1 is gone", reason=reason))
+        else:
+            sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # A deletion that failed was logged where it failed.
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, SandboxdError):
+            log.error("background task failed", exc_info=error)
+
+
+def _death(reason: str) -> SandboxdError:
+    if reason == "image-lost":
+        return SandboxLost("the image's file system server died", reason=reason)
+    return SandboxDead("the sandbox's PID 1 is gone", reason=reason)
+
+
+def _check_meta(meta: dict[str, Any]) -> None:
+    size = len(json.dumps(meta, separators=(",", ":")))
+    if size > META_MAX:
+        raise RequestError(
+            f"environment and labels, the image's included, take {size} bytes of {META_MAX}",
+            hint="give large variables with each exec instead",
+        )
+
+
+def _phases(ok: dict[str, Any]) -> dict[str, float]:
+    """The launcher's phases, as far as they are numbers."""
+    phases = ok.get("phases")
+    if not isinstance(phases, dict):
+        return {}
+    return {
+        f"launcher.{name}": round(float(value), 3)
+        for name, value in phases.items()
+        if isinstance(value, int | float)
+    }
+
+
+def check_allowed(spec: SandboxSpec, config: Config) -> None:
+    """Raises RequestError naming the field of ``spec`` that this node does not allow."""
+    most = asdict(config.max_limits)
+    for name, value in asdict(spec.limits).items():
+        if value > most[name]:
+            raise RequestError(
+                f"limits.{name} is {value:g}, this node allows {most[name]:g}",
+                field=f"limits.{name}",
+                maximum=most[name],
+            )
+    if spec.ttl_s > config.max_ttl_s:
+        raise RequestError(
+            f"ttl_s is {spec.ttl_s:g}, this node allows {config.max_ttl_s:g}",
+            field="ttl_s",
+            maximum=config.max_ttl_s,
+        )

@@ -1,0 +1,258 @@
+"""One sandbox as the daemon knows it: its record, its way to PID 1, and how it is shown.
+
+What must outlive the daemon is in ``meta``, which the launcher keeps; the rest can be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sandboxd.errors import (
+    NodeUnavailable,
+    SandboxdError,
+    SandboxLost,
+    SandboxNotFound,
+)
+from sandboxd.images.mounts import Mount
+from sandboxd.init import protocol
+from sandboxd.init.protocol import ExecFlag
+from sandboxd.model import ExecRequest, ImageConfig, Limits, SandboxSpec, SandboxState
+from sandboxd.runtime.control import Control
+from sandboxd.runtime.exec import Exec
+from sandboxd.runtime.oom import OomCounter
+from sandboxd.runtime.pipes import Leftovers
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+META_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxView:
+    """A sandbox at one moment, as the API shows it."""
+
+    id: str
+    state: SandboxState
+    spec: SandboxSpec
+    image_key: str
+    user: str
+    workdir: str
+    created_at: float
+    expires_at: float
+    phases_ms: dict[str, float]
+    failure: SandboxdError | None
+
+    @property
+    def limits(self) -> Limits:
+        return self.spec.limits
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyMark:
+    """Under which key a sandbox was asked for, and what was asked."""
+
+    key: str
+    fingerprint: str
+
+
+@dataclass(eq=False, slots=True)
+class Sandbox:
+    """A row of the table. Made by the manager, in the event loop's thread like all else here."""
+
+    id: str
+    spec: SandboxSpec
+    created_at: float
+    """Seconds since the epoch, as are all times that are shown."""
+    mark: IdempotencyMark | None = None
+    state: SandboxState = SandboxState.CREATING
+    image_key: str = ""
+    image_config: ImageConfig = field(default_factory=ImageConfig)
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    mount: Mount | None = None
+    failure: SandboxdError | None = None
+    made: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once creating has ended, well or not."""
+    deletion: asyncio.Task[None] | None = None
+    _control: Control | None = None
+    _oom: OomCounter | None = None
+    _leftovers: Leftovers | None = None
+    _env: dict[str, str] = field(default_factory=dict)
+    _env_packed: tuple[bytes, int] = (b"", 0)
+
+    # --- its record --------------------------------------------------------------------------
+
+    @property
+    def expires_at(self) -> float:
+        return self.created_at + self.spec.ttl_s
+
+    @property
+    def user(self) -> str:
+        return self.spec.user or self.image_config.user
+
+    @property
+    def workdir(self) -> str:
+        return self.spec.workdir or self.image_config.workdir
+
+    def set_image(self, key: str, config: ImageConfig) -> None:
+        self.image_key = key
+        self.image_config = config
+        self._env = {
+            "PATH": DEFAULT_PATH,
+            "HOSTNAME": self.spec.hostname,
+            **dict(entry.split("=", 1) for entry in config.env),
+            **self.spec.env,
+        }
+        self._env_packed = _pack_env(self._env)
+
+    def meta(self) -> dict[str, Any]:
+        """What the launcher keeps for a daemon that starts anew."""
+        return {
+            "version": META_VERSION,
+            "spec": self.spec.to_json(),
+            "image_key": self.image_key,
+            "image_config": {
+                "env": list(self.image_config.env),
+                "workdir": self.image_config.workdir,
+                "user": self.image_config.user,
+            },
+            "created_at": self.created_at,
+            "idempotency": [self.mark.key, self.mark.fingerprint] if self.mark else None,
+        }
+
+    @classmethod
+    def from_meta(cls, sandbox_id: str, meta: dict[str, Any]) -> Sandbox:
+        """The record that was put into ``meta``. Raises ValueError, KeyError or TypeError where it
+        was not this version that put it there."""
+        if meta["version"] != META_VERSION:
+            raise ValueError(f"meta of version {meta['version']!r}")
+        mark = meta["idempotency"]
+        sandbox = cls(
+            id=sandbox_id,
+            spec=SandboxSpec.from_json(meta["spec"]),
+            created_at=float(meta["created_at"]),
+            mark=IdempotencyMark(*mark) if mark else None,
+        )
+        config = meta["image_config"]
+        sandbox.set_image(
+            str(meta["image_key"]),
+            ImageConfig(env=tuple(config["env"]), workdir=config["workdir"], user=config["user"]),
+        )
+        sandbox.made.set()
+        return sandbox
+
+    def view(self) -> SandboxView:
+        return SandboxView(
+            id=self.id,
+            state=self.state,
+            spec=self.spec,
+            image_key=self.image_key,
+            user=self.user,
+            workdir=self.workdir,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+            phases_ms=dict(self.phases_ms),
+            failure=self.failure,
+        )
+
+    # --- its life ----------------------------------------------------------------------------
+
+    def connect(
+        self, control_fd: int, oom_kill_path: str, on_closed: Callable[[Sandbox, str], None]
+    ) -> None:
+        """Take the control socket (the fd is owned from here on): the sandbox can be used."""
+        self._control = Control(
+            socket.socket(fileno=control_fd), lambda reason: on_closed(self, reason)
+        )
+        self._oom = OomCounter(oom_kill_path)
+        self._leftovers = Leftovers()
+        self.state = SandboxState.RUNNING
+
+    def fail(self, error: SandboxdError) -> None:
+        """Its PID 1 or its image is gone. Everything under way in it ends with ``error``."""
+        if self.failure is not None or self.state is SandboxState.DELETING:
+            return
+        log.info("sandbox %s failed: %s: %s", self.id, error.code, error.message)
+        self.failure = error
+        self.state = SandboxState.FAILED
+        if self._control is not None:
+            self._control.fail(error)
+
+    def disconnect(self, error: SandboxdError) -> None:
+        """Let go of every fd; what is under way ends with ``error``. Idempotent."""
+        if self._control is not None:
+            self._control.fail(error)
+        if self._leftovers is not None:
+            self._leftovers.close()
+        if self._oom is not None:
+            self._oom.close()
+
+    def control(self) -> Control:
+        """The way to PID 1. Raises the sandbox's failure where there is none."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if self.state is SandboxState.DELETING:
+            raise SandboxNotFound(f"sandbox {self.id} is being deleted")
+        if self._control is None:
+            raise NodeUnavailable(f"sandbox {self.id} is still being made", retry_after_s=1)
+        return self._control
+
+    # --- what is done in it ------------------------------------------------------------------
+
+    def start_exec(self, request: ExecRequest) -> Exec:
+        """Send a command off. Raises SandboxdError where that fails at once; all else is told by
+        ``Exec.done``."""
+        control = self.control()
+        assert self._oom is not None
+        assert self._leftovers is not None
+        user = request.user or self.user
+        flags = 0
+        cwd = request.cwd
+        if cwd is None:
+            # An image may name a working directory that it does not have.
+            cwd = self.workdir
+            flags |= ExecFlag.EXEC_CWD_CREATE
+        command = request.command
+        if isinstance(command, str):
+            flags |= ExecFlag.EXEC_SHELL
+            command = (command,)
+        env, env_count = self._env_packed
+        if request.env:
+            env, env_count = _pack_env({**self._env, **request.env})
+        payload = protocol.exec_payload(
+            user=user,
+            cwd=cwd,
+            argv=command,
+            env=env,
+            env_count=env_count,
+            nofile=self.spec.limits.nofile,
+        )
+        running = Exec(
+            control,
+            request,
+            user=user,
+            cwd=cwd,
+            oom=self._oom,
+            leftovers=self._leftovers,
+            on_unkillable=self._unkillable,
+        )
+        running.start(payload, flags)
+        return running
+
+    def _unkillable(self) -> None:
+        self.fail(SandboxLost("a process of the sandbox cannot be killed", reason="unkillable"))
+
+
+def _pack_env(env: dict[str, str]) -> tuple[bytes, int]:
+    return protocol.cstrings([f"{name}={value}" for name, value in env.items()]), len(env)
+
+
+def now() -> float:
+    """Wall time: what is shown, and what a restarted daemon can compare with."""
+    return time.time()
