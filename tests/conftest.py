@@ -81,5 +81,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     check: LeakCheck = request.getfixturevalue("leak_check")
-    with check.around(request.node.nodeid):
-        yield
+    try:
+        with check.around(request.node.nodeid):
+            yield
+    finally:
+        check.forbid_all()

@@ -16,7 +16,7 @@ import os
 import select
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,6 +84,7 @@ class LeakCheck:
     daemon_pids: set[int] = field(default_factory=set)
     directories: set[Path] = field(default_factory=lambda: set(RUNTIME_DIRECTORIES))
     _allowed: list[str] = field(default_factory=list)
+    _refresh: list[Callable[[], None]] = field(default_factory=list)
 
     def scope(self) -> Scope:
         return Scope(
@@ -100,15 +101,32 @@ class LeakCheck:
         """
         self._allowed.append(text)
 
+    def forbid_all(self) -> None:
+        """Forget what was allowed: the next test starts."""
+        self._allowed.clear()
+
     @contextlib.contextmanager
-    def long_lived(self, pids: set[int], directories: set[Path]) -> Iterator[None]:
-        """While this lasts, `pids` may replace their children, and `directories` are watched."""
+    def long_lived(
+        self,
+        pids: set[int],
+        directories: set[Path],
+        refresh: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
+        """While this lasts, `pids` may replace their children, and `directories` are watched.
+
+        `refresh` is called before every picture, to bring what comes and goes with time (an idle
+        connection) into the same state each time.
+        """
         new_pids, new_directories = pids - self.daemon_pids, directories - self.directories
         self.daemon_pids |= new_pids
         self.directories |= new_directories
+        if refresh:
+            self._refresh.append(refresh)
         try:
             yield
         finally:
+            if refresh:
+                self._refresh.remove(refresh)
             self.daemon_pids -= new_pids
             self.directories -= new_directories
 
@@ -118,10 +136,8 @@ class LeakCheck:
 
         Not raised over an exception of the block: what failed first is what matters.
         """
-        self._allowed.clear()
-        reap_adopted(self.daemon_pids)
         scope = self.scope()
-        before = host_state.take(scope)
+        before = self._picture(scope)
         yield
         self.settle(before, scope, what)
 
@@ -135,8 +151,7 @@ class LeakCheck:
         pause_s = 0.005
         categories: frozenset[str] | None = None
         while True:
-            reap_adopted(self.daemon_pids)
-            after = host_state.take(scope, categories)
+            after = self._picture(scope, categories)
             leaks = compare(before, after, tuple(self._allowed))
             if not leaks:
                 return
@@ -145,6 +160,12 @@ class LeakCheck:
             categories = frozenset(leaks)
             _wait_for_exit(after.get("processes", frozenset()) - before["processes"], pause_s)
             pause_s = min(pause_s * 2, 0.2)
+
+    def _picture(self, scope: Scope, categories: frozenset[str] | None = None) -> Picture:
+        for refresh in self._refresh:
+            refresh()
+        reap_adopted(self.daemon_pids)
+        return host_state.take(scope, categories)
 
 
 def reap_adopted(keep: set[int]) -> None:

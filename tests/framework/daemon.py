@@ -1,0 +1,246 @@
+"""A real `sandboxd serve` for tests: on a free loopback port, with directories of its own.
+
+For: e2e and security tests, through the fixtures `daemon` and `start_daemon`. Not for: talking to
+it beyond what every test needs; `Daemon.http` is a plain HTTP client with the token set, so that a
+test of the API does not depend on the package's own client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.framework import host_state
+from tests.framework.leaks import LeakCheck
+
+READY_S = 30.0
+STOP_S = 30.0
+
+
+class DaemonError(Exception):
+    """The daemon did not come up or did not go down; the message holds the end of its log."""
+
+
+@dataclass
+class Daemon:
+    """One running daemon. `pid` is the process that was started; its family does the work."""
+
+    process: subprocess.Popen[bytes]
+    base_url: str
+    state_dir: Path
+    runtime_dir: Path
+    images_dir: Path
+    log_file: Path
+    http: httpx.Client = field(init=False)
+    family: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(base_url=self.base_url, timeout=120)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def token(self) -> str:
+        return (self.state_dir / "token").read_text().strip()
+
+    @property
+    def api_pid(self) -> int:
+        """The process that owns the listening socket, which need not be the one started."""
+        port = int(self.base_url.rpartition(":")[2])
+        inode = _listening_inode(port)
+        for pid in (self.pid, *sorted(self.refresh_family())):
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(f"/proc/{pid}/fd"):
+                    if os.readlink(entry.path) == f"socket:[{inode}]":
+                        return pid
+        raise DaemonError(f"nothing of ours listens on port {port}")
+
+    def refresh_family(self) -> set[int]:
+        """Every process of this daemon, those that outlive it when it is killed included."""
+        table = host_state.process_table()
+        alive = {pid for pid in {self.pid, *self.family} if pid in table}
+        for pid in list(alive):
+            alive |= {process.pid for process in table[pid].descendants()}
+        self.family = alive
+        return alive
+
+    def log_tail(self, lines: int = 40) -> str:
+        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        pidfd = os.pidfd_open(self.pid)
+        try:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    if self.http.get("/readyz", timeout=2).status_code == httpx.codes.OK:
+                        break
+                if time.monotonic() > deadline:
+                    raise DaemonError(f"not ready after {timeout_s} s\n{self.log_tail()}")
+                # Readiness has no event of its own here; an early end has one.
+                if select.select([pidfd], [], [], 0.02)[0]:
+                    status = self.process.wait()
+                    raise DaemonError(f"ended at once with {status}\n{self.log_tail()}")
+        finally:
+            os.close(pidfd)
+        self.http.headers["Authorization"] = f"Bearer {self.token}"
+        self.refresh_family()
+
+    def keep_connection(self) -> None:
+        """Have exactly one live keep-alive connection, which both sides drop after a while."""
+        with contextlib.suppress(httpx.TransportError):
+            self.http.get("/healthz", timeout=5)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the started process alone, and wait for its end if that is certain."""
+        os.kill(self.pid, number)
+        if number == signal.SIGKILL:
+            self.process.wait(STOP_S)
+
+    def stop(self) -> None:
+        """SIGTERM, and the end of everything it started; what does not go is killed and told."""
+        self.refresh_family()
+        self.http.close()
+        late: set[int] = set()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                late.add(self.pid)
+        deadline = time.monotonic() + STOP_S / 6
+        late |= {pid for pid in self.family if not _ended(pid, deadline)}
+        for pid in late:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        if late:
+            raise DaemonError(f"still there after SIGTERM: pids {sorted(late)}\n{self.log_tail()}")
+
+    # What nearly every test does.
+
+    def create(self, image: str, **spec: Any) -> str:
+        """Make a sandbox and return its id."""
+        answer = self.http.post("/v1/sandboxes", json={"image": image, **spec})
+        assert answer.status_code == httpx.codes.CREATED, answer.text
+        return str(answer.json()["id"])
+
+    def exec(self, sandbox: str, command: Sequence[str] | str, **request: Any) -> dict[str, Any]:
+        body = {"command": command if isinstance(command, str) else list(command), **request}
+        answer = self.http.post(f"/v1/sandboxes/{sandbox}/exec", json=body)
+        assert answer.status_code == httpx.codes.OK, answer.text
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def delete(self, sandbox: str) -> None:
+        answer = self.http.delete(f"/v1/sandboxes/{sandbox}")
+        assert answer.is_success, answer.text
+
+    @contextlib.contextmanager
+    def sandbox(self, image: str, **spec: Any) -> Iterator[str]:
+        name = self.create(image, **spec)
+        try:
+            yield name
+        finally:
+            self.delete(name)
+
+    def warm_up(self, image: str) -> None:
+        """Let the daemon take what it keeps for as long as it uses this image (its mount)."""
+        with self.sandbox(image) as name:
+            self.exec(name, ["/bin/true"])
+
+
+@contextlib.contextmanager
+def running_daemon(
+    check: LeakCheck,
+    images: dict[str, Path],
+    arguments: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[Daemon]:
+    """Start a daemon that knows `images` (name: SIF file), and stop it; both leak-checked."""
+    # Not below pytest's own directory: that is 0700, and the daemon's processes are not root.
+    with check.around("the daemon"), contextlib.ExitStack() as stack:
+        home = Path(tempfile.mkdtemp(prefix="sandboxd-test-"))
+        stack.callback(shutil.rmtree, home)
+        home.chmod(0o755)
+        for name, file in images.items():
+            (home / "images").mkdir(exist_ok=True)
+            shutil.copyfile(file, home / "images" / f"{name}.sif")
+            (home / "images" / f"{name}.sif").chmod(0o444)
+        daemon = start(home, arguments, environment)
+        stack.callback(daemon.stop)
+        daemon.wait_ready()
+        directories = {daemon.state_dir, daemon.runtime_dir, daemon.images_dir}
+        with check.long_lived(daemon.family | {daemon.pid}, directories, daemon.keep_connection):
+            yield daemon
+
+
+def start(
+    home: Path, arguments: Sequence[str] = (), environment: dict[str, str] | None = None
+) -> Daemon:
+    """Start a daemon with everything below `home`, without waiting for it.
+
+    Starting again with the same `home` is a restart.
+    """
+    images_dir, state_dir, runtime_dir = home / "images", home / "state", home / "run"
+    for directory in (images_dir, state_dir, runtime_dir):
+        directory.mkdir(exist_ok=True)
+    address = f"127.0.0.1:{free_port()}"
+    log_file = home / "log"
+    command = [sys.executable, "-m", "sandboxd", "serve", "--listen", address]
+    command += ["--state-dir", str(state_dir), "--runtime-dir", str(runtime_dir)]
+    command += ["--images-dir", str(images_dir), *arguments]
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=os.environ | (environment or {}),
+        )
+    return Daemon(process, f"http://{address}", state_dir, runtime_dir, images_dir, log_file)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; nothing reserves it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _listening_inode(port: int) -> str:
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, *rest = line.split()
+        if state == "0A" and int(local.partition(":")[2], 16) == port:  # TCP_LISTEN
+            return rest[5]
+    raise DaemonError(f"nothing listens on port {port}")
+
+
+def _ended(pid: int, deadline: float) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        remaining_s = max(0.0, deadline - time.monotonic())
+        return bool(select.select([pidfd], [], [], remaining_s)[0])
+    finally:
+        os.close(pidfd)
