@@ -89,16 +89,27 @@ class MountAttr(ctypes.Structure):
     )
 
 
+# <asm/unistd.h>
+NR_PIVOT_ROOT: Final = _libc.by_machine(155, 41)
+NR_OPEN_TREE: Final = 428
+NR_MOVE_MOUNT: Final = 429
+NR_FSOPEN: Final = 430
+NR_FSCONFIG: Final = 431
+NR_FSMOUNT: Final = 432
+NR_MOUNT_SETATTR: Final = 442
+
 _int, _uint, _str = ctypes.c_int, ctypes.c_uint, ctypes.c_char_p
 _mount = _libc.function("mount", _str, _str, _str, ctypes.c_ulong, _str)
 _umount2 = _libc.function("umount2", _str, _int)
-_pivot_root = _libc.syscall(_libc.by_machine(155, 41), _str, _str)
-_open_tree = _libc.syscall(428, _int, _str, _uint)
-_move_mount = _libc.syscall(429, _int, _str, _int, _str, _uint)
-_fsopen = _libc.syscall(430, _str, _uint)
-_fsconfig = _libc.syscall(431, _int, _uint, _str, _str, _int)
-_fsmount = _libc.syscall(432, _int, _uint, _uint)
-_mount_setattr = _libc.syscall(442, _int, _str, _uint, ctypes.POINTER(MountAttr), ctypes.c_size_t)
+_pivot_root = _libc.syscall(NR_PIVOT_ROOT, _str, _str)
+_open_tree = _libc.syscall(NR_OPEN_TREE, _int, _str, _uint)
+_move_mount = _libc.syscall(NR_MOVE_MOUNT, _int, _str, _int, _str, _uint)
+_fsopen = _libc.syscall(NR_FSOPEN, _str, _uint)
+_fsconfig = _libc.syscall(NR_FSCONFIG, _int, _uint, _str, _str, _int)
+_fsmount = _libc.syscall(NR_FSMOUNT, _int, _uint, _uint)
+_mount_setattr = _libc.syscall(
+    NR_MOUNT_SETATTR, _int, _str, _uint, ctypes.POINTER(MountAttr), ctypes.c_size_t
+)
 
 
 def mount(
@@ -146,7 +157,7 @@ def fsconfig_set_flag(fs_fd: int, key: str) -> None:
 
 
 def fsconfig_set_fd(fs_fd: int, key: str, fd: int) -> None:
-    """Give an object by descriptor; overlay takes layers this way since Linux 6.13."""
+    """Give an object by descriptor; overlay takes its layers this way since Linux 6.13."""
     _fsconfig(f"fsconfig {key}=fd {fd}", fs_fd, FSCONFIG_SET_FD, encoded(key), None, fd)
 
 
@@ -160,7 +171,10 @@ def fsconfig_reconfigure(fs_fd: int) -> None:
 
 
 def fsmount(fs_fd: int, attr: int = 0) -> int:
-    """fsmount(2): a close-on-exec descriptor of a mount that is attached nowhere yet."""
+    """fsmount(2): a close-on-exec descriptor of a mount that is attached nowhere yet.
+
+    It is an O_PATH one: good for ``dir_fd=``, fchdir(2) and move_mount, not for reading.
+    """
     return _fsmount("fsmount", fs_fd, FSMOUNT_CLOEXEC, attr)
 
 

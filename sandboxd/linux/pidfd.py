@@ -13,7 +13,9 @@ from sandboxd.linux import _libc
 
 P_PIDFD: Final = os.P_PIDFD
 
-_pidfd_getfd = _libc.syscall(438, ctypes.c_int, ctypes.c_int, ctypes.c_uint)
+NR_PIDFD_GETFD: Final = 438  # <asm/unistd.h>
+
+_pidfd_getfd = _libc.syscall(NR_PIDFD_GETFD, ctypes.c_int, ctypes.c_int, ctypes.c_uint)
 
 
 def pidfd_open(pid: int) -> int:

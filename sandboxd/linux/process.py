@@ -39,7 +39,9 @@ class CloneArgs(ctypes.Structure):
     )
 
 
-_clone3 = _libc.syscall(435, ctypes.POINTER(CloneArgs), ctypes.c_size_t)
+NR_CLONE3: Final = 435  # <asm/unistd.h>
+
+_clone3 = _libc.syscall(NR_CLONE3, ctypes.POINTER(CloneArgs), ctypes.c_size_t)
 
 
 def clone3(flags: int, exit_signal: int, cgroup_fd: int | None = None) -> int:

@@ -18,7 +18,7 @@ _JEQ_K: Final = 0x15
 _RET_K: Final = 0x06
 _RET_ERRNO: Final = 0x0005_0000
 _RET_ALLOW: Final = 0x7FFF_0000
-_NR_SCHED_YIELD: Final = _libc.by_machine(24, 124)
+NR_SCHED_YIELD: Final = _libc.by_machine(24, 124)  # <asm/unistd.h>
 
 
 def pidfds() -> None:
@@ -37,7 +37,7 @@ def seccomp_filter() -> None:
             struct.pack("=HBBI", *instruction)
             for instruction in (
                 (_LD_W_ABS, 0, 0, 0),
-                (_JEQ_K, 0, 1, _NR_SCHED_YIELD),
+                (_JEQ_K, 0, 1, NR_SCHED_YIELD),
                 (_RET_K, 0, 0, _RET_ERRNO | errno.EXDEV),
                 (_RET_K, 0, 0, _RET_ALLOW),
             )
