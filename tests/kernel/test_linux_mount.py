@@ -109,7 +109,7 @@ def test_options_as_flags_descriptors_and_repeated_keys(place):
             ("workdir", "work"),
         ]
         os.fchdir(mount.fs_context("overlay", options))
-            return sorted(os.listdir("."))
+        return sorted(os.listdir("."))
 
     assert privately(work) == ["one", "two", "upper"]
 
