@@ -5,11 +5,21 @@ From the file format up; each layer knows only those above it in this list::
     errors                     the error tree
     format                     the bytes on disk
     reader, writer             parse and check a SIF; write one
-    partition, image_config    what a node asks of a SIF: where to mount, how to run
+    superblock, partition,
+    image_config               what a node asks of a SIF: where to mount, how to run
+    compression, prefetch,
+    tarstream                  bytes of a layer to entries, and entries to a tar stream
+    merge                      layers to one tree, the tree to one stream
+    oci, rootfs,
+    singularity_d              where layers come from
+    squashfs                   a tar stream to a squashfs
+    progress, convert          a source to a SIF
+    cli                        the `sif-tools` command, one verb a file
 
 Never imports sandboxd. The names below are the public interface.
 """
 
+from sif_tools.convert import ConvertOptions, ConvertResult, convert
 from sif_tools.errors import (
     BadImageConfig,
     BadSif,
@@ -25,14 +35,20 @@ from sif_tools.errors import (
 )
 from sif_tools.image_config import ImageConfig, image_config, image_labels
 from sif_tools.partition import Partition, mountable_partition, primary_partition
+from sif_tools.progress import ProgressCallback, Stage
 from sif_tools.reader import Descriptor, Header, Sif, read_object, read_sif
+from sif_tools.squashfs import Compression, SquashfsOptions
+from sif_tools.superblock import Superblock
 from sif_tools.writer import DataObject, FileContent, partition_object, write_sif
 
 __all__ = [
     "BadImageConfig",
     "BadSif",
     "BadSquashfs",
+    "Compression",
     "ConvertError",
+    "ConvertOptions",
+    "ConvertResult",
     "DataObject",
     "Descriptor",
     "FileContent",
@@ -41,12 +57,17 @@ __all__ = [
     "NoPrimaryPartition",
     "NotASif",
     "Partition",
+    "ProgressCallback",
     "Sif",
     "SifError",
+    "SquashfsOptions",
+    "Stage",
+    "Superblock",
     "Unreadable",
     "UnsupportedPartition",
     "UnsupportedVersion",
     "WrongArchitecture",
+    "convert",
     "image_config",
     "image_labels",
     "mountable_partition",

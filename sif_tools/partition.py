@@ -8,7 +8,6 @@ vouch for the file system's inside: a corrupt block still shows as EIO to whoeve
 from __future__ import annotations
 
 import platform
-import struct
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,20 +18,11 @@ from sif_tools.errors import (
     WrongArchitecture,
 )
 from sif_tools.format import UNKNOWN_ARCH, FsType, machine_arch
-from sif_tools.reader import Descriptor, FdOrPath, Sif, opened, pread
+from sif_tools.reader import Descriptor, FdOrPath, Sif, opened
+from sif_tools.superblock import Superblock, read_superblock
 
 # Apptainer reads this much at a partition's start before it looks at it, and refuses less.
 MIN_PARTITION_BYTES: Final = 2048
-
-# Squashfs 4.0 superblock (kernel: fs/squashfs/squashfs_fs.h): magic, inodes, mtime, block size,
-# fragments, compression, block log, flags, ids, major, minor, root inode, bytes used, then the
-# starts of the id, xattr, inode, directory, fragment and export tables.
-_SUPERBLOCK: Final = struct.Struct("<4sIIIIHHHHHHQQQQQQQQ")
-_MAGIC: Final = b"hsqs"
-_ABSENT: Final = 0xFFFFFFFFFFFFFFFF
-_COMPRESSIONS: Final = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
-_MIN_BLOCK_LOG: Final = 12
-_MAX_BLOCK_LOG: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +32,7 @@ class Partition:
     offset_bytes: int
     size_bytes: int
     arch: str
-    compression: str
-    block_size_bytes: int
-    bytes_used: int
-    inodes: int
+    superblock: Superblock
 
 
 def primary_partition(sif: Sif) -> Descriptor:
@@ -87,37 +74,12 @@ def _check_squashfs(primary: Descriptor, source: FdOrPath) -> Partition:
             f"the smallest squashfs has {MIN_PARTITION_BYTES}"
         )
     with opened(source) as fd:
-        raw = pread(fd, _SUPERBLOCK.size, primary.offset_bytes)
-    if len(raw) < _SUPERBLOCK.size:
-        raise BadSquashfs("primary partition ends past the end of the file")
-    fields = _SUPERBLOCK.unpack(raw)
-    magic, inodes, _mtime, block_size, _fragments, compression, block_log = fields[:7]
-    _flags, ids, major, minor, _root, bytes_used, *tables = fields[7:]
-    if magic != _MAGIC:
-        raise BadSquashfs("primary partition has no squashfs magic")
-    if (major, minor) != (4, 0):
-        raise BadSquashfs(f"squashfs version {major}.{minor}, only 4.0 is known")
-    if not _MIN_BLOCK_LOG <= block_log <= _MAX_BLOCK_LOG or block_size != 1 << block_log:
-        raise BadSquashfs(f"squashfs block size {block_size} (log {block_log})")
-    if compression not in _COMPRESSIONS:
-        raise BadSquashfs(f"squashfs compression id {compression} is not known")
-    if not _SUPERBLOCK.size <= bytes_used <= primary.size_bytes:
-        raise BadSquashfs(
-            f"squashfs uses {bytes_used} bytes of a partition of {primary.size_bytes}"
-        )
-    if inodes == 0 or ids == 0:
-        raise BadSquashfs("squashfs without inodes or ids")
-    for start in tables:
-        if start != _ABSENT and not _SUPERBLOCK.size <= start <= bytes_used:
-            raise BadSquashfs(f"squashfs table at {start}, outside its {bytes_used} bytes")
+        superblock = read_superblock(fd, primary.offset_bytes, primary.size_bytes)
     return Partition(
         offset_bytes=primary.offset_bytes,
         size_bytes=primary.size_bytes,
         arch=primary.arch,
-        compression=_COMPRESSIONS[compression],
-        block_size_bytes=block_size,
-        bytes_used=bytes_used,
-        inodes=inodes,
+        superblock=superblock,
     )
 
 

@@ -113,15 +113,16 @@ def test_the_right_machine_may_mount_busybox(vectors: Path) -> None:
         path = busybox(vectors, arch)
         part = sif_tools.mountable_partition(sif_tools.read_sif(path), path, machine)
         assert part.size_bytes == size
-        assert part.compression == "gzip"
+        assert part.superblock.compression == "gzip"
 
 
 def test_partition_facts_agree_with_unsquashfs(vectors: Path) -> None:
     part = sif_tools.mountable_partition(
         sif_tools.read_sif(busybox(vectors)), busybox(vectors), "x86_64"
     )
+    block = part.superblock
     # unsquashfs -o 45056 -s: "Filesystem size 744412 bytes", "Number of inodes 55"
-    assert (part.bytes_used, part.inodes, part.block_size_bytes) == (744412, 55, 131072)
+    assert (block.bytes_used, block.inodes, block.block_size_bytes) == (744412, 55, 131072)
 
 
 @pytest.mark.parametrize(

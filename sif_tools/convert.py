@@ -1,0 +1,231 @@
+"""Turn an image into a SIF: the source resolved, its layers merged, packed and published.
+
+Needs no root and unpacks nothing: the merged tree is a stream into the squashfs writer. The same
+image gives the same bytes: nothing of this host, of the clock or of the source's path goes in.
+Not for deciding whether an image has to be converted at all, nor for keeping many of them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from sif_tools.errors import BadSource, ConvertError, DestinationExists
+from sif_tools.format import ARCH_CODES, UNKNOWN_ARCH, DataType, FsType, PartType, machine_arch
+from sif_tools.image_config import (
+    DEFAULT_IMAGE_CONFIG,
+    INSPECT_METADATA_NAME,
+    OCI_CONFIG_NAME,
+    ImageConfig,
+    dump_image_config,
+)
+from sif_tools.merge.merger import Layer, Merger
+from sif_tools.oci.image import resolve_image
+from sif_tools.oci.layer import OciLayer
+from sif_tools.oci.layout import OciLayout, split_reference
+from sif_tools.progress import ProgressCallback, Stage, StageClock
+from sif_tools.rootfs import DirectoryLayer
+from sif_tools.singularity_d import SingularityLayer, environment_script, run_script
+from sif_tools.squashfs import SquashfsOptions, find_tool, squashfs_from_tar
+from sif_tools.tarstream.writer import TarWriter
+from sif_tools.writer import DataObject, FileContent, partition_object, write_sif
+
+SOURCE_DIGEST_LABEL: Final = "sif-tools.source.manifest-digest"
+
+
+class SizedLayer(Layer, Protocol):
+    """A layer that knows how many bytes a pass over it reads (after the first, at least)."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An image, resolved: what is needed to convert it. `manifest_digest` is None for a rootfs."""
+
+    kind: str
+    layers: Sequence[SizedLayer]
+    config: ImageConfig
+    architecture: str
+    manifest_digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """`architecture` is Go's name, perhaps with a variant (`arm/v7`); None is this host's."""
+
+    squashfs: SquashfsOptions = field(default_factory=SquashfsOptions)
+    architecture: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertResult:
+    path: Path
+    architecture: str
+    manifest_digest: str | None
+    size_bytes: int
+    squashfs_bytes: int
+    uncompressed_bytes: int
+    inodes: int
+    seconds: dict[str, float]
+
+
+def open_source(reference: str, architecture: str | None = None) -> Source:
+    """Resolve `oci:DIR[:TAG]` or `rootfs:DIR`; BadSource for anything else."""
+    scheme, colon, rest = reference.partition(":")
+    wanted, _, variant = (architecture or machine_arch(platform.machine())).partition("/")
+    if wanted not in ARCH_CODES or wanted == UNKNOWN_ARCH:
+        known = ", ".join(name for name in ARCH_CODES if name != UNKNOWN_ARCH)
+        raise BadSource(f"architecture {wanted!r} is not known", hint=f"one of: {known}")
+    if colon and rest and scheme == "oci":
+        return _oci_source(rest, wanted, variant)
+    if colon and rest and scheme == "rootfs":
+        return Source("rootfs", [DirectoryLayer(Path(rest))], DEFAULT_IMAGE_CONFIG, wanted, None)
+    raise BadSource(
+        f"cannot read a source like {reference!r}", hint="give oci:DIR[:TAG] or rootfs:DIR"
+    )
+
+
+def _oci_source(reference: str, architecture: str, variant: str) -> Source:
+    directory, tag = split_reference(reference)
+    layout = OciLayout(directory)
+    image = resolve_image(layout, layout.images(tag), architecture, variant)
+    layers = [OciLayer(layout, layer, number) for number, layer in enumerate(image.layers, start=1)]
+    return Source("oci", layers, image.config, image.architecture, image.manifest_digest)
+
+
+def convert(
+    reference: str,
+    destination: str | Path,
+    options: ConvertOptions | None = None,
+    progress: ProgressCallback | None = None,
+) -> ConvertResult:
+    """Convert a source to a SIF file. Raises SifError; nothing is left behind then."""
+    options = options or ConvertOptions()
+    path = Path(destination)
+    clock = StageClock(progress)
+    _check_before(path, options)
+    with clock.stage(Stage.RESOLVE, None):
+        source = open_source(reference, options.architecture)
+    labels = _labels(source)
+    merger = Merger()
+    with clock.stage(Stage.INDEX, _total(source)) as tell:
+        done = 0
+        for layer in source.layers:
+            merger.index(layer, _after(done, tell))
+            done += layer.size_bytes
+        merger.index(SingularityLayer(merger.tree, source.config, labels))
+    with ExitStack() as stack:
+        written = _Written()
+        with clock.stage(Stage.PACK, _total(source)) as tell:
+            starts = _starts(source)
+
+            def emit(writer: TarWriter) -> int:
+                written.inodes = merger.emit(
+                    writer, lambda number, count: tell(starts[number] + count)
+                )
+                written.stream_bytes = writer.total_bytes
+                return written.inodes
+
+            image, size = stack.enter_context(squashfs_from_tar(emit, options.squashfs))
+        with clock.stage(Stage.PUBLISH, size) as tell:
+            content = FileContent(image.fileno(), 0, size)
+            objects = _objects(source, labels, content)
+            total = write_sif(path, objects, force=options.force, progress=tell)
+    return ConvertResult(
+        path=path,
+        architecture=source.architecture,
+        manifest_digest=source.manifest_digest,
+        size_bytes=total,
+        squashfs_bytes=size,
+        uncompressed_bytes=written.stream_bytes,
+        inodes=written.inodes,
+        seconds={stage.value: seconds for stage, seconds in clock.seconds.items()},
+    )
+
+
+@dataclass(slots=True)
+class _Written:
+    inodes: int = 0
+    stream_bytes: int = 0
+
+
+def _check_before(path: Path, options: ConvertOptions) -> None:
+    """What would fail in the end anyway fails before the work."""
+    find_tool()
+    options.squashfs.checked_level()
+    if not options.force and path.exists():
+        raise DestinationExists(f"{path} exists", hint="--force replaces it")
+    if not path.parent.is_dir():
+        raise ConvertError(f"{path.parent} is not a directory")
+
+
+def _total(source: Source) -> int | None:
+    return sum(layer.size_bytes for layer in source.layers) or None
+
+
+def _after(done: int, tell: Callable[[int], None]) -> Callable[[int], None]:
+    """Bytes of one layer told as bytes of all, `done` of which belong to the layers before."""
+    return lambda count: tell(done + count)
+
+
+def _starts(source: Source) -> list[int]:
+    """Bytes of all layers below each, and below the generated one on top."""
+    starts = [0]
+    for layer in source.layers:
+        starts.append(starts[-1] + layer.size_bytes)
+    return starts
+
+
+def _labels(source: Source) -> dict[str, str]:
+    labels = {
+        "org.label-schema.schema-version": "1.0",
+        "org.label-schema.build-arch": source.architecture,
+        "org.label-schema.usage.singularity.deffile.bootstrap": source.kind,
+    }
+    if source.manifest_digest is not None:
+        labels[SOURCE_DIGEST_LABEL] = source.manifest_digest
+        labels["org.label-schema.usage.singularity.deffile.from"] = source.manifest_digest
+    return source.config.labels | labels
+
+
+def _definition(source: Source) -> str:
+    """How one would say this to Apptainer; by digest, as names and paths are not the image's."""
+    origin = source.manifest_digest or "a directory"
+    return f"bootstrap: {source.kind}\nfrom: {origin}\n"
+
+
+def _objects(source: Source, labels: dict[str, str], squashfs: FileContent) -> list[DataObject]:
+    definition = _definition(source)
+    attributes = {
+        "deffile": definition,
+        "environment": {
+            "/.singularity.d/env/10-docker2singularity.sh": environment_script(source.config)
+        },
+        "labels": dict(sorted(labels.items())),
+        "runscript": run_script(source.config),
+    }
+    metadata = {"data": {"attributes": attributes}, "type": "container"}
+    return [
+        DataObject(DataType.DEFFILE, definition.encode(), name="deffile"),
+        DataObject(
+            DataType.JSON,
+            json.dumps(metadata, separators=(",", ":")).encode(),
+            name=INSPECT_METADATA_NAME,
+        ),
+        DataObject(DataType.JSON, dump_image_config(source.config), name=OCI_CONFIG_NAME),
+        partition_object(
+            squashfs,
+            fs_type=FsType.SQUASHFS,
+            part_type=PartType.PRIMARY_SYSTEM,
+            arch=source.architecture,
+            name="rootfs.squashfs",
+        ),
+    ]

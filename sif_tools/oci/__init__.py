@@ -1,0 +1,1 @@
+"""OCI images as a source: what is in a layout directory, verified, as layers to merge."""
