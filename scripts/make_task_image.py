@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -94,6 +95,7 @@ def build(layout: Path, suite: str, packages: list[str], force: bool = False) ->
         tar = scratch / "layer.tar"
         say(f"Debian {suite} with {', '.join(packages)}")
         bootstrap(program, suite, packages, package_sources(suite, scratch), tar)
+        add_empty_dev(tar)
         say(f"packing {tar.stat().st_size >> 20} MiB as an OCI layout")
         made = scratch / "layout"
         pack(tar, made, CONFIG, {RECIPE_ANNOTATION: recipe})
@@ -183,7 +185,7 @@ def bootstrap(
     program: str, suite: str, packages: list[str], sources: list[str], output: Path
 ) -> None:
     """Run mmdebstrap; its progress lines are shown, and all of its words if it fails."""
-    command = [program, "--variant=minbase", "--format=tar", "--skip=output/mknod"]
+    command = [program, "--variant=minbase", "--format=tar", "--skip=output/dev"]
     command += [f"--include={','.join(packages)}"]
     command += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
     command += [f"--aptopt={option}" for option in proxy_options()]
@@ -205,6 +207,14 @@ def bootstrap(
                 say(f"  {line[3:].strip()}")
     if process.returncode != 0:
         raise ImageError("mmdebstrap failed:\n" + "\n".join(said[-40:]))
+
+
+def add_empty_dev(tar: Path) -> None:
+    """An image has no device nodes of its own, but needs the place where its runtime puts them."""
+    entry = tarfile.TarInfo("./dev")
+    entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+    with tarfile.open(tar, "a") as archive:
+        archive.addfile(entry)
 
 
 def proxy_options() -> list[str]:
