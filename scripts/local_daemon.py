@@ -1,0 +1,166 @@
+"""A private `sandboxd serve` for the length of one script, and its certain end.
+
+For: quickstart and bench. Not for: production (deploy/) or tests, which have their own that also
+checks for leaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+
+PR_SET_CHILD_SUBREAPER = 36
+READY_S = 60.0
+STOP_S = 30.0
+
+
+class DaemonError(Exception):
+    """The daemon or a request failed; the message is for a person."""
+
+
+@dataclass
+class LocalDaemon:
+    home: Path
+    base_url: str
+    process: subprocess.Popen[bytes]
+    http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.http = httpx.Client(base_url=self.base_url, timeout=300)
+
+    @property
+    def images_dir(self) -> Path:
+        return self.home / "images"
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_S
+        pidfd = os.pidfd_open(self.process.pid)
+        try:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    if self.http.get("/readyz", timeout=5).status_code == httpx.codes.OK:
+                        break
+                if select.select([pidfd], [], [], 0.05)[0]:
+                    raise DaemonError(f"the daemon ended at once:\n{self.log_tail()}")
+                if time.monotonic() > deadline:
+                    raise DaemonError(f"not ready after {READY_S:.0f} s:\n{self.log_tail()}")
+        finally:
+            os.close(pidfd)
+        token = (self.home / "state/token").read_text().strip()
+        self.http.headers["Authorization"] = f"Bearer {token}"
+
+    def log_tail(self, lines: int = 30) -> str:
+        return "\n".join((self.home / "log").read_text(errors="replace").splitlines()[-lines:])
+
+    def call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """One request; what the API refuses becomes a `DaemonError` in its own words."""
+        try:
+            answer = self.http.request(method, path, **arguments)
+        except httpx.HTTPError as error:
+            raise DaemonError(f"{method} {path}: {error}\n{self.log_tail()}") from error
+        if not answer.is_success:
+            raise DaemonError(f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer
+
+    def stop(self) -> None:
+        self.http.close()
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise DaemonError(f"had to be killed:\n{self.log_tail()}") from None
+
+
+@contextlib.contextmanager
+def local_daemon(name: str) -> Iterator[LocalDaemon]:
+    """Run a daemon with everything in a directory of its own; the block begins before it is ready.
+
+    The caller puts images into `images_dir` and calls `wait_ready`. Afterwards, and after any
+    failure or signal, neither process nor file is left.
+    """
+    _become_subreaper()
+    with contextlib.ExitStack() as stack:
+        # Readable for all: the daemon's parts are not root.
+        home = Path(tempfile.mkdtemp(prefix=f"sandboxd-{name}-"))
+        home.chmod(0o755)
+        stack.callback(shutil.rmtree, home)
+        stack.callback(_unmount_below, home)
+        for directory in ("images", "state", "run"):
+            (home / directory).mkdir()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        command = [sys.executable, "-m", "sandboxd", "serve", "--listen", address]
+        for option in ("images", "state"):
+            command += [f"--{option}-dir", str(home / option)]
+        command += ["--runtime-dir", str(home / "run")]
+        with (home / "log").open("wb") as log:
+            # A session of its own: Ctrl-C is for this script, which then stops the daemon.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        stack.callback(_end_descendants)
+        daemon = LocalDaemon(home, f"http://{address}", process)
+        stack.callback(daemon.stop)
+        yield daemon
+
+
+@contextlib.contextmanager
+def signals_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind like Ctrl-C, and let none of them disturb the unwinding."""
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for each in handled:
+        signal.signal(each, interrupt)
+    yield
+
+
+def _become_subreaper() -> None:
+    """Orphans of the daemon come to us, so that none can be overlooked (prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, *(ctypes.c_ulong(n) for n in (1, 0, 0, 0)))
+
+
+def _end_descendants() -> None:
+    """Kill and reap whatever the daemon left; for the case that it crashed or was killed."""
+    while True:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if not children:
+            return
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.wait()
+
+
+def _unmount_below(directory: Path) -> None:
+    """Detach what a crashed daemon left mounted, or removing the directory would walk into it."""
+    with Path("/proc/self/mountinfo").open() as mountinfo:
+        mountpoints = [line.split(" ")[4] for line in mountinfo]
+    for point in reversed(mountpoints):
+        if Path(point).is_relative_to(directory):
+            subprocess.run(["umount", "--lazy", point], check=False)
