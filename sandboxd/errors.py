@@ -67,6 +67,18 @@ class ImageInvalid(RequestError):
     code = "image-invalid"
 
 
+class ImageInUse(RequestError):
+    """The image has sandboxes and cannot be unmounted."""
+
+    code = "image-in-use"
+
+
+class SandboxExists(RequestError):
+    """The launcher has a sandbox of this id already."""
+
+    code = "sandbox-exists"
+
+
 class IdempotencyConflict(RequestError):
     """The Idempotency-Key was used before with another body."""
 

@@ -42,7 +42,9 @@ struct command {
 
 static struct command command;
 
-_Noreturn static void give_up(void) { _exit(127); }
+_Noreturn static void give_up(void) {
+    _exit(127);
+}
 
 static int load_payload(struct inbox *in, const uint8_t **at, size_t *len) {
     *at = in->payload;
@@ -186,7 +188,8 @@ static int make_cwd(struct child *self) {
         if (fd < 0 && errno == ENOENT) {
             char *slash = strrchr(path, '/');
             *slash = 0;
-            int parent = sys_openat_root(self->root_fd, *path ? path : "/", O_PATH | O_DIRECTORY, 0);
+            int parent =
+                sys_openat_root(self->root_fd, *path ? path : "/", O_PATH | O_DIRECTORY, 0);
             *slash = '/';
             if (parent < 0 || (mkdirat(parent, slash + 1, 0755) && errno != EEXIST))
                 return -1;

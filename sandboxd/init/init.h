@@ -25,7 +25,9 @@ struct node {
     uint64_t token[2];
     uint64_t caps;
     uint32_t filter_len;
-    uint8_t filter[32768]; /* struct sock_filter[], at most BPF_MAXINSNS of 8 bytes */
+    /* struct sock_filter[], at most BPF_MAXINSNS of 8 bytes. Pages of its own: PID 1 gives them back
+     * once it has loaded it (the token is in there too). */
+    _Alignas(4096) uint8_t filter[32768];
 };
 extern struct node node;
 

@@ -213,10 +213,10 @@ static void reap(void) {
                 .gid = record->gid,
                 .size = record->size,
                 .mtime_ns = record->mtime_ns,
-                .user_us = (uint64_t)usage.ru_utime.tv_sec * 1000000u +
-                           (uint64_t)usage.ru_utime.tv_usec,
-                .system_us = (uint64_t)usage.ru_stime.tv_sec * 1000000u +
-                             (uint64_t)usage.ru_stime.tv_usec,
+                .user_us =
+                    (uint64_t)usage.ru_utime.tv_sec * 1000000u + (uint64_t)usage.ru_utime.tv_usec,
+                .system_us =
+                    (uint64_t)usage.ru_stime.tv_sec * 1000000u + (uint64_t)usage.ru_stime.tv_usec,
                 .maxrss_kb = (uint64_t)usage.ru_maxrss,
             };
             exec->state = LINGERING;
@@ -251,7 +251,7 @@ static void start(uint32_t client, struct inbox *in) {
     cgroup_path(path, exec, NULL);
     int dir = mkdirat(cgroup_fd, path, 0755)
                   ? -1
-                  : openat(cgroup_fd, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+                  : openat(cgroup_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0) {
         answer_failure(client, in->head.id, STEP_EXEC_CGROUP, 0, errno);
         return;
@@ -310,7 +310,7 @@ static void attach(uint32_t client, struct inbox *in) {
         clients[i] = (struct client){.fd = in->fds[0]};
         in->fd_count = 0;
         watch(clients[i].fd, FROM_CLIENT, i, EPOLLIN, EPOLL_CTL_ADD);
-        answer(client, R_OK, in->head.id, NULL, 0);
+        answer(client, R_DONE, in->head.id, NULL, 0);
         return;
     }
     answer_failure(client, in->head.id, STEP_MESSAGE, 0, EMFILE);
@@ -342,7 +342,7 @@ static int set_up(struct inbox *in, struct failure *fail) {
     if (join_cgroups(in, fail))
         return -1;
     struct failure *shared = &records[0].failure;
-    pid_t pid = vfork();
+    pid_t pid = fork();
     if (pid == 0)
         _exit(setup_stage(in, shared) ? 1 : 0);
     int status;
@@ -381,13 +381,13 @@ static void handle(uint32_t client, struct inbox *in) {
     } else if (in->head.type == M_ATTACH && launcher) {
         attach(client, in);
     } else if (in->head.type == M_PING) {
-        answer(client, R_OK, in->head.id, NULL, 0);
+        answer(client, R_DONE, in->head.id, NULL, 0);
     } else if ((in->head.type == M_SETUP || in->head.type == M_ROOT) && launcher) {
         int r = in->head.type == M_SETUP ? set_up(in, &fail) : take_root(in, &fail);
         if (r)
             answer(client, R_FAILED, in->head.id, &fail, sizeof fail);
         else
-            answer(client, R_OK, in->head.id, NULL, 0);
+            answer(client, R_DONE, in->head.id, NULL, 0);
     } else {
         answer_failure(client, in->head.id, STEP_MESSAGE, 4, EBADMSG);
     }

@@ -10,9 +10,9 @@
  *            <--- Z_CLONED (pid or errno) ---------------- zygote     fds: pidfd
  *
  *   launcher ---- M_SETUP --------------------------------> PID 1     fds: cgroup2 dir, v1 cgroup.procs...
- *            <--- R_OK | R_FAILED -------------------------
+ *            <--- R_DONE | R_FAILED -------------------------
  *            ---- M_ROOT --------------------------------->           fds: overlay mount
- *            <--- R_OK | R_FAILED -------------------------
+ *            <--- R_DONE | R_FAILED -------------------------
  *            ---- M_ATTACH ------------------------------->           fds: one end of a new control socket
  *
  *   any control socket of this PID 1 (the launcher's own or an attached one):
@@ -41,8 +41,8 @@
 #define PAYLOAD_MAX (4u << 20)
 #define MSG_FDS_MAX 16
 /* Execs and file operations at once in one sandbox. */
-#define EXECS_MAX 512
-#define CLIENTS_MAX 8
+#define EXECS_MAX     512
+#define CLIENTS_MAX   8
 #define CGROUP_V1_MAX 8
 
 enum msg_type {
@@ -57,7 +57,7 @@ enum msg_type {
     M_PING = 22,
     Z_READY = 64,
     Z_CLONED = 65,
-    R_OK = 80,
+    R_DONE = 80,
     R_FAILED = 81,
     R_STARTED = 82,
     R_EXIT = 83,
@@ -77,8 +77,9 @@ struct zygote_init {
     uint32_t id;         /* the uid and gid of zygote and PID 1, unmapped in every sandbox */
     uint32_t map_count;  /* a sandbox's id map is "0 0 map_count" */
     uint32_t filter_len; /* bytes */
-    uint64_t token[2];   /* [0] low: args[4], [1] high: args[5]; what lets PID 1 past its own filter */
-    uint64_t caps;       /* bounding set, and what the sandbox's root holds */
+    uint64_t
+        token[2];  /* [0] low: args[4], [1] high: args[5]; what lets PID 1 past its own filter */
+    uint64_t caps; /* bounding set, and what the sandbox's root holds */
 };
 
 /* Z_CLONED */

@@ -42,7 +42,7 @@ class MsgType(IntEnum):
     M_PING = 22
     Z_READY = 64
     Z_CLONED = 65
-    R_OK = 80
+    R_DONE = 80
     R_FAILED = 81
     R_STARTED = 82
     R_EXIT = 83

@@ -1,7 +1,7 @@
 /*
  * setup.c - what PID 1 does to its namespaces before anything runs in them, and the swap of roots.
  *
- * setup_stage() runs in a vfork(2) child that is the sandbox's root: what it creates then belongs to
+ * setup_stage() runs in a forked child that is the sandbox's root: what it creates then belongs to
  * ids the sandbox has, and ipc sysctls may be written by nobody else. PID 1 itself cannot become
  * that id and return, since its own is not mapped here. Order:
  *   1. host name, loopback up, mounts made private;
@@ -20,6 +20,7 @@
 #include <linux/mount.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -27,7 +28,7 @@
 #include <unistd.h>
 
 #define LOCKED_DOWN (MS_NOSUID | MS_NODEV | MS_NOEXEC)
-#define STAGE "/stage/"
+#define STAGE       "/stage/"
 
 static int loopback_up(void) {
     struct ifreq request;
@@ -47,15 +48,14 @@ static int make_file(const char *path) {
     return fd < 0 ? -1 : close(fd);
 }
 
-static int bind_over(const char *source, const char *target, unsigned int flags, bool readonly) {
-    int fd = sys_open_tree(AT_FDCWD, source, OPEN_TREE_CLONE | flags);
-    if (fd < 0)
+/* mount(2) and not open_tree(2): a detached mount counts as a mount namespace, and a sandbox is
+ * allowed none of those by now. A clone keeps its source's flags: the masks stay read-only. */
+static int bind_over(const char *source, const char *target, unsigned long flags, bool readonly) {
+    if (mount(source, target, NULL, MS_BIND | flags, NULL))
         return -1;
-    int r = readonly && sys_mount_readonly(fd) ? -1 : sys_move_mount(fd, AT_FDCWD, target);
-    int err = errno;
-    close(fd);
-    errno = err;
-    return r;
+    if (!readonly)
+        return 0;
+    return mount(NULL, target, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | LOCKED_DOWN, NULL);
 }
 
 static int stage_dev(const struct setup *setup, struct failure *fail) {
@@ -136,7 +136,7 @@ static int stage_kernel_files(const struct setup *setup, const uint8_t *cursor, 
             return fail_at(fail, step, i);
         }
         int r = mask ? bind_over(S_ISDIR(st.st_mode) ? "/mask/dir" : "/mask/file", path, 0, false)
-                     : bind_over(path, path, AT_RECURSIVE, true);
+                     : bind_over(path, path, MS_REC, true);
         if (r)
             return fail_at(fail, step, i);
     }
@@ -196,6 +196,7 @@ int setup_lock(struct failure *fail) {
         return fail_at(fail, STEP_SECCOMP, 0);
     if (sys_load_filter(node.filter, node.filter_len))
         return fail_at(fail, STEP_SECCOMP, 1);
+    madvise(node.filter, sizeof node.filter, MADV_DONTNEED);
     return 0;
 }
 
@@ -209,11 +210,11 @@ int setup_lock(struct failure *fail) {
 int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct failure *fail) {
     int targets[3];
     for (uint32_t i = 0; i < 3; i++) {
-        targets[i] = openat(overlay_fd, KERNEL_MOUNTS[i],
-                            O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC);
+        targets[i] =
+            openat(overlay_fd, KERNEL_MOUNTS[i], O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC);
         if (targets[i] < 0 && errno == ENOENT && !mkdirat(overlay_fd, KERNEL_MOUNTS[i], 0755))
-            targets[i] = openat(overlay_fd, KERNEL_MOUNTS[i],
-                                O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC);
+            targets[i] =
+                openat(overlay_fd, KERNEL_MOUNTS[i], O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC);
         if (targets[i] < 0) {
             fail_at(fail, STEP_ROOT_TARGET, i);
             while (i--)

@@ -84,7 +84,9 @@ int sys_openat_root(int root_fd, const char *path, int flags, mode_t mode) {
     return (int)syscall(SYS_openat2, root_fd, path, &how, sizeof how);
 }
 
-int sys_close_from(int first) { return (int)syscall(SYS_close_range, (unsigned)first, ~0U, 0U); }
+int sys_close_from(int first) {
+    return (int)syscall(SYS_close_range, (unsigned)first, ~0U, 0U);
+}
 
 int sys_capset(uint64_t effective, uint64_t permitted) {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};

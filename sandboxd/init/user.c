@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define DATABASE_MAX (1u << 20)
-#define ID_LAST 65535u
+#define ID_LAST      65535u
 
 struct text {
     const char *at;
@@ -198,8 +198,10 @@ int user_find(int root_fd, const char *spec, struct user *out, struct failure *f
  */
 int user_become(const struct user *user, struct failure *fail) {
     uint64_t caps = user->uid == 0 ? node.caps : 0;
-    if (setgroups(user->group_count, user->groups) ||
-        setresgid(user->gid, user->gid, user->gid) || setresuid(user->uid, user->uid, user->uid))
+    /* From here the sandbox's user owns this process: nothing it could use may be left in it. */
+    explicit_bzero(node.token, sizeof node.token);
+    if (setgroups(user->group_count, user->groups) || setresgid(user->gid, user->gid, user->gid) ||
+        setresuid(user->uid, user->uid, user->uid))
         return fail_at(fail, STEP_CREDENTIALS, 0);
     if (prctl(PR_SET_SECUREBITS, 0UL, 0UL, 0UL, 0UL))
         return fail_at(fail, STEP_CREDENTIALS, 1);

@@ -83,8 +83,7 @@ static int build_root(void) {
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
         return -1;
     int context = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC);
-    if (context < 0 ||
-        syscall(SYS_fsconfig, context, FSCONFIG_SET_STRING, "mode", "0755", 0) ||
+    if (context < 0 || syscall(SYS_fsconfig, context, FSCONFIG_SET_STRING, "mode", "0755", 0) ||
         syscall(SYS_fsconfig, context, FSCONFIG_SET_STRING, "size", "65536", 0) ||
         syscall(SYS_fsconfig, context, FSCONFIG_CMD_CREATE, NULL, NULL, 0))
         return -1;
@@ -139,8 +138,7 @@ static void clone_sandbox(int socket_fd, struct inbox *in) {
         int pid = sys_clone3_child(SANDBOX_NAMESPACES, in->fds[1], &pidfd);
         if (pid == 0) {
             int control = in->fds[0];
-            close(in->fds[1]);
-            close(socket_fd);
+            prctl(PR_SET_NAME, "init");
             pid1_main(control);
         }
         if (pid < 0) {
@@ -154,8 +152,8 @@ static void clone_sandbox(int socket_fd, struct inbox *in) {
         }
     }
     wire_close_fds(in);
-    wire_send(socket_fd, Z_CLONED, in->head.id, &answer, sizeof answer, &pidfd,
-              answer.err ? 0 : 1, 0);
+    wire_send(socket_fd, Z_CLONED, in->head.id, &answer, sizeof answer, &pidfd, answer.err ? 0 : 1,
+              0);
     if (pidfd >= 0)
         close(pidfd);
 }

@@ -1,0 +1,78 @@
+"""The part of the cgroup hierarchies that is the node's: made by root, owned by the launcher's id.
+
+Below it the launcher makes, limits and removes the sandboxes' cgroups with its own rights: a v1
+``cgroup.procs`` may be written for a process of one's own id, and clone3 into a v2 cgroup asks for
+write access up to the common ancestor, which is why launcher and zygote live in ``node`` below it.
+The node's own limit files stay root's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sandboxd.errors import FeatureMissing
+from sandboxd.launcher.cgroups import CONTROLLERS, NodeCgroups
+from sandboxd.linux import cgroup
+
+NODE: Final = "node"
+SUPERVISOR: Final = "supervisor"
+"""Where a v2 node keeps what stood in the delegated cgroup itself: it may hold no process once its
+controllers are handed on."""
+
+_DELEGATED_FILES: Final = ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads", "tasks")
+
+
+def make_node_cgroups(name: str, owner: int) -> NodeCgroups:
+    """Make the node's cgroups, emptied of what an earlier node left, and give them to ``owner``."""
+    layout = cgroup.layout()
+    if layout.v2_mount is None:
+        raise FeatureMissing(
+            "no cgroup2 hierarchy is mounted; execs could not be killed exactly",
+            hint="mount -t cgroup2 none /sys/fs/cgroup/unified",
+        )
+    own_v2 = layout.own.get("", layout.v2_mount)
+    v2_controllers = frozenset(c for c in CONTROLLERS if layout.version_of(c) == 2)
+    if v2_controllers:
+        _make_room(own_v2, layout.v2_mount)
+        v2_controllers = cgroup.enable_controllers(own_v2, v2_controllers)
+    v2 = own_v2 / name
+    v1 = {
+        controller: layout.own.get(controller, layout.v1[controller]) / name
+        for controller in CONTROLLERS
+        if layout.version_of(controller) == 1
+    }
+    found = NodeCgroups(v2, v1, v2_controllers)
+    remove_node_cgroups(found)
+    for path in (v2, *v1.values()):
+        cgroup.make(path)
+    if v2_controllers:
+        cgroup.enable_controllers(v2, v2_controllers)
+    cgroup.make(v2 / NODE)
+    for path in (v2, v2 / NODE, *v1.values()):
+        os.chown(path, owner, owner)
+        for file in _DELEGATED_FILES:
+            with suppress(FileNotFoundError):
+                os.chown(path / file, owner, owner)
+    return found
+
+
+def remove_node_cgroups(node: NodeCgroups, timeout_s: float = 10.0) -> None:
+    """Kill whatever is in the node's cgroups and remove them. OSError if one cannot be."""
+    deadline = time.monotonic() + timeout_s
+    with suppress(FileNotFoundError):
+        cgroup.kill(node.v2)
+    for path in (*node.v1.values(), node.v2):
+        cgroup.remove_tree(path, deadline)
+
+
+def _make_room(own: Path, mount: Path) -> None:
+    if own == mount:
+        return  # the hierarchy's root is exempt from the no-internal-processes rule
+    cgroup.make(own / SUPERVISOR)
+    for pid in cgroup.processes(own):
+        with suppress(ProcessLookupError):
+            cgroup.add_process(own / SUPERVISOR, pid)

@@ -1,0 +1,287 @@
+"""hostd's loop: start launcher and zygote, serve the launcher, start anew when one of them dies.
+
+Start of a node, in this order:
+  1. cgroups, emptied of what a node that was killed left in them;
+  2. the launcher, as root until it has made the node's user namespace under the owner's id; its id
+     maps are written from here, since it has no right to them any more;
+  3. the zygote, which joins the namespaces that the launcher made. Both are put into the node's
+     cgroup before they make anything.
+Whoever of the two dies takes the node with it: every sandbox hangs on both.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sandboxd.errors import NodeError
+from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
+from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
+from sandboxd.launcher import protocol
+from sandboxd.launcher.cgroups import NodeCgroups
+from sandboxd.linux import cgroup, namespaces
+from sandboxd.linux.process import raise_limit
+
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 10.0
+RESTART_PAUSE_S: Final = 1.0
+NOFILE: Final = 1_048_576
+
+INIT_BINARY: Final = Path(__file__).parent.parent / "init" / "sandbox_init"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What hostd needs of the configuration."""
+
+    ids: NodeIds
+    runtime_dir: str
+    cgroup_name: str
+    squashfuse: str
+    describe: Mapping[str, Any]
+    """What the launcher's ``node`` verb answers, for the daemon."""
+
+
+class Node:
+    """One running launcher with its zygote."""
+
+    def __init__(self, settings: NodeSettings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._undo = ExitStack()
+        self._listener = listener
+        self._cgroups: NodeCgroups | None = None
+        self._pidfds: dict[int, tuple[str, int]] = {}
+        self.sock: socket.socket
+        self._launcher_pid = 0
+
+    def start(self) -> None:
+        """Bring the node up to where it serves. Raises NodeError, OSError; ``stop`` cleans up."""
+        settings = self._settings
+        self._cgroups = make_node_cgroups(settings.cgroup_name, settings.ids.node)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        zygote_ours, zygote_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock = ours
+        self._undo.enter_context(ours)
+        with theirs, zygote_ours, zygote_theirs:
+            ours.settimeout(START_TIMEOUT_S)
+            self._launcher_pid = self._spawn(
+                "launcher",
+                [sys.executable, "-m", "sandboxd.launcher"],
+                [theirs.fileno(), self._listener.fileno(), zygote_ours.fileno()],
+            )
+            protocol.send(ours, self._orders())
+            self._expect("maps")
+            maps = [(0, settings.ids.base, MAPPED_IDS)]
+            namespaces.write_id_map(self._launcher_pid, maps, maps)
+            protocol.send(ours, {"go": "maps"})
+            self._expect("namespaces")
+            user = namespaces.open_namespace(self._launcher_pid, "user")
+            mnt = namespaces.open_namespace(self._launcher_pid, "mnt")
+            try:
+                self._spawn(
+                    "zygote",
+                    ["init", "zygote"],
+                    [zygote_theirs.fileno(), user, mnt],
+                    # Every sandbox reads PID 1's command line: no path of the host in it.
+                    path=str(INIT_BINARY),
+                )
+            finally:
+                os.close(user)
+                os.close(mnt)
+        theirs.close()
+        protocol.send(ours, {"go": "zygote"})
+        self._expect("ready")
+        ours.settimeout(None)
+
+    def _orders(self) -> dict[str, Any]:
+        assert self._cgroups is not None
+        settings = self._settings
+        return {
+            "owner": settings.ids.owner,
+            "node_id": NODE_ID,
+            "fuse_id": FUSE_ID,
+            "sandbox_ids": SANDBOX_IDS,
+            "mount_dir": f"{settings.runtime_dir}/mnt",
+            "squashfuse": settings.squashfuse,
+            "cgroups": {
+                "v2": str(self._cgroups.v2),
+                "v1": {name: str(path) for name, path in self._cgroups.v1.items()},
+                "v2_controllers": sorted(self._cgroups.v2_controllers),
+            },
+            "describe": dict(settings.describe),
+        }
+
+    def _spawn(
+        self, name: str, argv: Sequence[str], fds: Sequence[int], path: str | None = None
+    ) -> int:
+        """Start a process with ``fds`` as 3, 4, … and nothing else open; in the node's cgroup."""
+        assert self._cgroups is not None
+        # Copies above the targets first: a target number may be one of the sources.
+        high = [os.dup(fd) for fd in fds]
+        while min(high) < 3 + len(fds):
+            high = [*high, os.dup(high[0])][1:]
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            *((os.POSIX_SPAWN_DUP2, fd, 3 + i) for i, fd in enumerate(high)),
+        ]
+        env = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "PYTHONPATH")}
+        try:
+            pid = os.posix_spawn(
+                path or argv[0], list(argv), env, file_actions=actions, setsigmask=[]
+            )
+        finally:
+            for fd in high:
+                os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self._pidfds[pidfd] = (name, pid)
+        cgroup.add_process(self._cgroups.v2 / NODE, pid)
+        return pid
+
+    def _expect(self, event: str) -> None:
+        try:
+            message, fds = protocol.receive(self.sock)
+        except TimeoutError:
+            raise NodeError(f"the launcher did not get to {event!r}") from None
+        for fd in fds:
+            os.close(fd)
+        if message is None or message.get("event") != event:
+            why = (message or {}).get("message", "it died; its log says why")
+            raise NodeError(f"the launcher failed before {event!r}: {why}")
+
+    def watched(self) -> list[int]:
+        return [self.sock.fileno(), *self._pidfds]
+
+    def serve(self, fd: int) -> bool:
+        """Handle what ``fd`` has; False when the node has failed."""
+        if fd in self._pidfds:
+            print(f"hostd: the {self._pidfds[fd][0]} died", file=sys.stderr)
+            return False
+        message, fds = protocol.receive(self.sock)
+        for extra in fds:
+            os.close(extra)
+        if message is None:
+            return False
+        if message.get("verb") == "fuse-fd":
+            self._send_fuse_fd(message["id"])
+        return True
+
+    def _send_fuse_fd(self, number: int) -> None:
+        """A FUSE descriptor belongs to the user namespace it was opened in; only a process inside may
+        open it, and only root may open the device (0600). So: a child that joins and opens."""
+        user = namespaces.open_namespace(self._launcher_pid, "user")
+        pid = os.fork()
+        if pid:
+            os.close(user)
+            os.waitpid(pid, 0)
+            return
+        try:
+            namespaces.setns(user, namespaces.CLONE_NEWUSER)
+            fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+            protocol.send(self.sock, {"id": number}, (fd,))
+        except OSError as error:
+            protocol.send(self.sock, {"id": number, "errno": error.errno})
+        finally:
+            os._exit(0)
+
+    def stop(self) -> None:
+        """End everything and leave nothing. Idempotent."""
+        self._undo.close()  # the launcher's order to end
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for pidfd, (name, pid) in self._pidfds.items():
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            left = max(0.0, deadline - time.monotonic())
+            if not poller.poll(left * 1000):
+                print(f"hostd: killing the {name}", file=sys.stderr)
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            os.close(pidfd)
+        self._pidfds.clear()
+        if self._cgroups is not None:
+            try:
+                remove_node_cgroups(self._cgroups)
+            except OSError as error:
+                print(f"hostd: cgroups left behind: {error}", file=sys.stderr)
+
+
+def listen(settings: NodeSettings) -> socket.socket:
+    """The socket daemons connect to: only the API's account and root may."""
+    path = f"{settings.runtime_dir}/launcher.sock"
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    old = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(old)
+    os.chown(path, settings.ids.api_uid, settings.ids.api_gid)
+    listener.listen(16)
+    return listener
+
+
+def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> None:
+    """Serve until SIGTERM or SIGINT, or until ``lifeline`` (a pipe's read end) is at its end.
+
+    One byte is written to ``ready_fd`` when the node first serves, and the fd closed.
+    """
+    os.makedirs(f"{settings.runtime_dir}/mnt", mode=0o755, exist_ok=True)
+    os.chmod(settings.runtime_dir, 0o755)
+    # Hard limits cap the sum over all sandboxes, which cannot be raised once root is given up.
+    raise_limit(resource.RLIMIT_NOFILE, NOFILE)
+    for which in (resource.RLIMIT_NPROC, resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE):
+        raise_limit(which, resource.RLIM_INFINITY)
+    stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(stop_write)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    with listen(settings) as listener:
+        try:
+            while _run_once(settings, listener, lifeline, stop_read, ready_fd):
+                ready_fd = None
+                if select.select([stop_read], [], [], RESTART_PAUSE_S)[0]:
+                    break
+        finally:
+            with suppress(OSError):
+                os.unlink(f"{settings.runtime_dir}/launcher.sock")
+                os.rmdir(f"{settings.runtime_dir}/mnt")
+
+
+def _run_once(
+    settings: NodeSettings,
+    listener: socket.socket,
+    lifeline: int | None,
+    stop_read: int,
+    ready_fd: int | None,
+) -> bool:
+    """One life of a node; True when it is to be started again."""
+    node = Node(settings, listener)
+    try:
+        node.start()
+        if ready_fd is not None:
+            os.write(ready_fd, b"1")
+            os.close(ready_fd)
+        orders = [fd for fd in (stop_read, lifeline) if fd is not None]
+        poller = select.poll()
+        for fd in (*orders, *node.watched()):
+            poller.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in poller.poll():
+                if fd in orders:
+                    return False
+                if not node.serve(fd):
+                    return True
+    finally:
+        node.stop()

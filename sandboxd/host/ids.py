@@ -1,0 +1,87 @@
+"""The host ids a node uses: one range of subordinate ids of the account that sandboxd runs as.
+
+========================  ==========================================================
+offset in the range       who
+========================  ==========================================================
+0 … 65535                 ids 0 … 65535 of every sandbox
+65536                     launcher, zygote and PID 1: in no sandbox's map
+65537                     the image servers (squashfuse)
+65538                     owner of the node's user namespace; not mapped in it
+65539                     spare
+========================  ==========================================================
+
+An owner of its own, because whoever owns a user namespace has all capabilities in it, and because
+the kernel charges what is used in it to that owner too: neither may be root or the API's account.
+"""
+
+from __future__ import annotations
+
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sandboxd.errors import FeatureMissing
+
+SANDBOX_IDS: Final = 65_536
+NODE_ID: Final = 65_536
+FUSE_ID: Final = 65_537
+MAPPED_IDS: Final = 65_538
+RANGE_SIZE: Final = 65_540
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIds:
+    base: int
+    api_uid: int
+    api_gid: int
+
+    @property
+    def owner(self) -> int:
+        """Host id that owns the node's user namespace."""
+        return self.base + 65_538
+
+    @property
+    def node(self) -> int:
+        """Host id of launcher, zygote and PID 1."""
+        return self.base + NODE_ID
+
+
+def find_ids(account: str, subuid: str = "/etc/subuid", subgid: str = "/etc/subgid") -> NodeIds:
+    """The ids of ``account``. Raises FeatureMissing where it or its range is not there."""
+    hint = "run scripts/install, which makes the account and its range"
+    try:
+        entry = pwd.getpwnam(account)
+    except KeyError:
+        raise FeatureMissing(f"there is no account {account!r}", hint=hint) from None
+    if entry.pw_uid == 0:
+        raise FeatureMissing(f"account {account!r} is root", hint="choose an unprivileged account")
+    common = sorted(
+        set(_ranges(subuid, account, entry.pw_uid)) & set(_ranges(subgid, account, entry.pw_uid))
+    )
+    if not common:
+        raise FeatureMissing(
+            f"account {account!r} has no range of {RANGE_SIZE} ids that {subuid} and {subgid} share",
+            hint=hint,
+        )
+    return NodeIds(common[0], entry.pw_uid, entry.pw_gid)
+
+
+def _ranges(path: str, account: str, uid: int) -> list[int]:
+    """First ids of the ranges that are large enough, in subuid(5)'s format."""
+    found = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        name, _, rest = line.partition(":")
+        first, _, count = rest.partition(":")
+        if (
+            name in (account, str(uid))
+            and first.isdigit()
+            and count.isdigit()
+            and int(count) >= RANGE_SIZE
+        ):
+            found.append(int(first))
+    return found

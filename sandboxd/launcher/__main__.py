@@ -1,0 +1,174 @@
+"""The launcher's start: from a root process to one that is nothing on the host.
+
+fd 3: hostd, 4: the listening socket for daemons, 5: the zygote. Order of steps:
+
+  1. the owner's effective id, then a user and a mount namespace: the namespace belongs to that id;
+  2. hostd writes the maps; the launcher becomes id 65536 in it, keeping the namespace's
+     capabilities (SECBIT_NO_SETUID_FIXUP) and losing all of the host's;
+  3. a tmpfs of its own for the image mounts, in the new mount namespace only;
+  4. the zygote is told filter, token and capabilities;
+  5. the workers, then the socket.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from sandboxd.host.client import HostClient
+from sandboxd.launcher import mounter, protocol, undertaker
+from sandboxd.launcher.cgroups import NodeCgroups
+from sandboxd.launcher.images import Images
+from sandboxd.launcher.loop import Loop, Task
+from sandboxd.launcher.pid1 import Zygote
+from sandboxd.launcher.sandboxes import Sandboxes
+from sandboxd.launcher.server import Server
+from sandboxd.launcher.worker import Worker
+from sandboxd.linux import capabilities as cap
+from sandboxd.linux import mount, namespaces, seccomp
+from sandboxd.linux.process import set_child_subreaper, set_dumpable, set_parent_death_signal
+
+SANDBOX_CAPABILITIES: Final = (
+    cap.CAP_CHOWN,
+    cap.CAP_DAC_OVERRIDE,
+    cap.CAP_FSETID,
+    cap.CAP_FOWNER,
+    cap.CAP_SETGID,
+    cap.CAP_SETUID,
+    cap.CAP_SETPCAP,
+    cap.CAP_SETFCAP,
+    cap.CAP_NET_BIND_SERVICE,
+    cap.CAP_SYS_CHROOT,
+    cap.CAP_KILL,
+)
+"""What root holds in a sandbox: what package managers and servers need of their own files, users and
+processes, and nothing over the kernel."""
+
+
+def main() -> None:
+    # What is imported must be imported by now: the id it becomes may not be able to read Python's
+    # own files (a virtual environment in a closed home). Codecs are looked up late.
+    codecs.lookup("ascii")
+    hostd = socket.socket(fileno=3)
+    listener = socket.socket(fileno=4)
+    zygote_sock = socket.socket(fileno=5)
+    for sock in (hostd, listener, zygote_sock):
+        sock.set_inheritable(False)
+    # hostd decides when the node ends; a Ctrl-C in its terminal is not for the launcher.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    orders, _ = protocol.receive(hostd)
+    assert orders is not None
+    try:
+        _enter_namespaces(orders, hostd)
+    except OSError as error:
+        protocol.send(hostd, {"event": "failed", "message": str(error)})
+        raise
+    _serve(orders, hostd, listener, zygote_sock)
+
+
+def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> None:
+    node_id = orders["node_id"]
+    parent = os.getppid()
+    os.setresgid(-1, orders["owner"], -1)
+    os.setresuid(-1, orders["owner"], -1)
+    namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS)
+    protocol.send(hostd, {"event": "maps"})
+    protocol.receive(hostd)
+    cap.set_securebits(cap.SECBIT_NO_SETUID_FIXUP)
+    os.setgroups([])
+    os.setresgid(node_id, node_id, node_id)
+    os.setresuid(node_id, node_id, node_id)
+    set_parent_death_signal(signal.SIGKILL, parent)
+    set_dumpable(False)
+    # Orphans of a worker that was killed come here.
+    set_child_subreaper(True)
+    mount.mount(None, "/", None, mount.MS_REC | mount.MS_PRIVATE)
+    mount.mount("images", orders["mount_dir"], "tmpfs", mount.MS_NOSUID, "mode=0755,size=1m")
+    protocol.send(hostd, {"event": "namespaces"})
+    protocol.receive(hostd)
+
+
+def _serve(
+    orders: dict[str, Any],
+    hostd: socket.socket,
+    listener: socket.socket,
+    zygote_sock: socket.socket,
+) -> None:
+    loop = Loop()
+    host = HostClient(loop, hostd)
+    zygote = Zygote(loop, zygote_sock)
+    groups = NodeCgroups(
+        Path(orders["cgroups"]["v2"]),
+        {name: Path(path) for name, path in orders["cgroups"]["v1"].items()},
+        frozenset(orders["cgroups"]["v2_controllers"]),
+    )
+    enforcement = {name: str(how) for name, how in groups.enforcement().items()}
+    about = {
+        **orders["describe"],
+        "enforcement": {
+            **enforcement,
+            "disk_mb": "enforced",
+            "inodes": "enforced",
+            "nofile": "enforced",
+            "shm_mb": "enforced",
+        },
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+        "started_at": time.time(),
+    }
+    server = Server(loop, listener, lambda: about)
+    mounts = mounter.handlers(orders["mount_dir"])
+    mount_worker = Worker(loop, "mounter", mounts)
+    images = Images(
+        loop,
+        mounter=mount_worker,
+        prober=Worker(loop, "prober", mounts),
+        fuse_fd=host.fuse_fd,
+        server_path=orders["squashfuse"],
+        server_id=orders["fuse_id"],
+        server_filter=seccomp.compile_profile(seccomp.FUSE_SERVER_PROFILE),
+        on_death=server.image_died,
+    )
+    sandboxes = Sandboxes(
+        loop,
+        zygote=zygote,
+        images=images,
+        mounter=mount_worker,
+        undertaker=Worker(loop, "undertaker", undertaker.handlers),
+        cgroups=groups,
+        on_death=server.sandbox_died,
+    )
+
+    def start() -> Task[None]:
+        token = seccomp.SyscallToken.draw()
+        yield from zygote.initialise(
+            unmapped_id=orders["node_id"],
+            map_count=orders["sandbox_ids"],
+            token=(token.low, token.high),
+            caps=cap.mask(SANDBOX_CAPABILITIES),
+            program=seccomp.compile_profile(seccomp.SANDBOX_PROFILE, exempt=token),
+        )
+        server.start(sandboxes, images)
+        host.tell_ready()
+
+    started = loop.spawn(start())
+
+    def report() -> None:
+        if started.error is not None:
+            print(f"launcher: {started.error}", file=sys.stderr)
+            protocol.send(hostd, {"event": "failed", "message": str(started.error)})
+            loop.stop()
+
+    started.watch(report)
+    loop.spawn(images.watch_servers())
+    loop.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The cgroups of the sandboxes on this node, below directories that hostd made ours.
+
+For each sandbox one directory in every hierarchy that holds a limit, and one in cgroup2, where PID 1
+makes a further one for each exec, to kill exactly its processes. On a v2 node that is the same
+directory; on a v1 node the cgroup2 hierarchy has no controllers and is there for that alone.
+
+Plain file writes and not cgroupspy: its nodes walk the whole tree when they are made, 1 ms for each
+hundred cgroups, and this is on the way of every create.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sandboxd.linux import cgroup
+from sandboxd.linux.cgroup_limits import LimitsV1, LimitsV2
+from sandboxd.model import Enforcement, Limits
+
+RESERVE_BYTES: Final = 16 * 1024 * 1024
+"""For PID 1, page tables and the kernel's own memory of a sandbox, on top of what it asked for."""
+
+CONTROLLERS: Final = ("memory", "pids", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCgroups:
+    """The node's directories: ``v2`` always, ``v1`` by controller where a v1 hierarchy has it.
+
+    ``v2_controllers``: those of ``CONTROLLERS`` that v2 holds here.
+    """
+
+    v2: Path
+    v1: dict[str, Path]
+    v2_controllers: frozenset[str]
+
+    def enforcement(self) -> dict[str, Enforcement]:
+        """For each limit that a cgroup holds, whether one does here."""
+        have = self.v1.keys() | self.v2_controllers
+        names = {"memory_mb": "memory", "pids": "pids", "cpus": "cpu"}
+        return {
+            limit: Enforcement.ENFORCED if controller in have else Enforcement.NONE
+            for limit, controller in names.items()
+        }
+
+
+@dataclass(slots=True)
+class SandboxCgroups:
+    """One sandbox's directories; ``oom_kill_path`` is the file that counts its OOM kills."""
+
+    v2: Path
+    v1: dict[str, Path]
+    oom_kill_path: str | None
+
+    def open_for_pid1(self) -> list[int]:
+        """The cgroup2 directory, then each v1 ``cgroup.procs``, in M_SETUP's order."""
+        with ExitStack() as undo:
+            fds = [cgroup.open_directory(self.v2)]
+            undo.callback(os.close, fds[0])
+            for path in self.v1.values():
+                fds.append(os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+                undo.callback(os.close, fds[-1])
+            undo.pop_all()
+            return fds
+
+    def oom_kills(self) -> int:
+        if self.oom_kill_path is None:
+            return 0
+        return cgroup.read_keyed(Path(self.oom_kill_path)).get("oom_kill", 0)
+
+    def remove(self, deadline: float) -> None:
+        """Remove the directories of a sandbox whose processes are dead. OSError if one stays."""
+        for path in (*self.v1.values(), self.v2):
+            cgroup.remove_tree(path, deadline)
+
+
+def make(node: NodeCgroups, sandbox: str, limits: Limits) -> SandboxCgroups:
+    """Make a sandbox's cgroups with its limits set; nothing is left if a step fails."""
+    memory_bytes = (limits.memory_mb + limits.disk_mb) * 1024 * 1024 + RESERVE_BYTES
+    # PID 1 itself is one of the tasks that are counted.
+    pids = limits.pids + 1
+    made = SandboxCgroups(node.v2 / sandbox, {}, None)
+    try:
+        os.mkdir(made.v2)
+        if "memory" in node.v2_controllers:
+            LimitsV2().set_memory(made.v2, memory_bytes)
+            made.oom_kill_path = str(made.v2 / "memory.events")
+        if "pids" in node.v2_controllers:
+            LimitsV2().set_pids(made.v2, pids)
+        if "cpu" in node.v2_controllers:
+            LimitsV2().set_cpu(made.v2, limits.cpus)
+        for controller, parent in node.v1.items():
+            path = parent / sandbox
+            os.mkdir(path)
+            made.v1[controller] = path
+            if controller == "memory":
+                LimitsV1().set_memory(path, memory_bytes)
+                made.oom_kill_path = str(path / "memory.oom_control")
+            elif controller == "pids":
+                LimitsV1().set_pids(path, pids)
+            elif controller == "cpu":
+                LimitsV1().set_cpu(path, limits.cpus)
+    except OSError:
+        with suppress(OSError):
+            made.remove(time.monotonic())
+        raise
+    return made

@@ -1,0 +1,71 @@
+"""The worker that makes overlay and FUSE mounts, either of which can block for ever.
+
+A FUSE server that is stopped holds up the mount of an overlay above it; so it is this process that
+hangs, not the launcher, and killing it (or the server) is the way out. The prober is a second
+instance, so that a check of one server does not stand in the way of a create.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from sandboxd.launcher.worker import Handler
+from sandboxd.linux import mount
+from sandboxd.rootfs.overlay import make_root
+
+
+def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
+    """The operations, for a worker whose image mounts lie in ``images_dir``."""
+
+    def build() -> Mapping[str, Handler]:
+        images_fd = os.open(images_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+        def root(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            del fds
+            made = make_root(images_fd, request["lowers"], request["size_bytes"], request["inodes"])
+            return {}, made
+
+        def fuse_mount(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            (fuse_fd,) = fds
+            path = f"{images_dir}/{request['name']}"
+            os.mkdir(path, 0o755)
+            try:
+                mount.mount(
+                    "image",
+                    path,
+                    "fuse.squashfuse",
+                    mount.MS_RDONLY | mount.MS_NOSUID | mount.MS_NODEV,
+                    # default_permissions: the kernel checks modes; the server would let anyone by
+                    f"fd={fuse_fd},rootmode=40000,user_id=0,group_id=0,"
+                    "allow_other,default_permissions",
+                )
+            except OSError:
+                os.rmdir(path)
+                raise
+            return {}, ()
+
+        def fuse_check(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            del fds
+            # statfs is never answered from a cache: the server itself must.
+            found = os.statvfs(f"{images_dir}/{request['name']}")
+            return {"files": found.f_files}, ()
+
+        def unmount(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            del fds
+            path = f"{images_dir}/{request['name']}"
+            with suppress(FileNotFoundError):
+                mount.umount2(path, mount.MNT_DETACH)
+                os.rmdir(path)
+            return {}, ()
+
+        return {
+            "root": root,
+            "fuse-mount": fuse_mount,
+            "fuse-check": fuse_check,
+            "unmount": unmount,
+        }
+
+    return build

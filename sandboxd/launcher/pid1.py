@@ -1,0 +1,178 @@
+"""The launcher's ends of the sockets to the zygote and to each sandbox's PID 1 (init/protocol.h).
+
+What comes back from PID 1 is untrusted: lengths are checked, descriptors that were not asked for are
+closed, and an answer to nothing is ignored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from sandboxd.errors import SandboxSetupError
+from sandboxd.init import protocol as wire
+from sandboxd.init.protocol import MsgType
+from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.model import Limits
+from sandboxd.rootfs import skeleton
+
+STEP_TIMEOUT_S: Final = 20.0
+"""For one answer of PID 1 or the zygote: the kernel's work, long only when the node is overrun."""
+
+_ZYGOTE_STEPS: Final = ("", "join the namespaces", "become the node's id", "build its root")
+
+Answer = tuple[wire.Message, list[int]]
+
+
+class Channel:
+    """One SEQPACKET socket: requests by id, each settled by the answer with that id."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, name: str) -> None:
+        self._loop = loop
+        self._name = name
+        self._sock: socket.socket | None = sock
+        self._ids = itertools.count(1)
+        self._pending: dict[int, Promise[Answer]] = {}
+        sock.setblocking(False)
+        loop.add_reader(sock.fileno(), self._readable)
+
+    def send(self, kind: MsgType, payload: bytes = b"", fds: Sequence[int] = ()) -> Promise[Answer]:
+        """Send a message; the promise is its answer and the descriptors that came with it."""
+        promise: Promise[Answer] = Promise()
+        if self._sock is None:
+            promise.reject(BrokenPipeError(32, f"{self._name} is gone"))
+            return promise
+        number = next(self._ids)
+        self._pending[number] = promise
+        try:
+            wire.send(self._sock, wire.pack(kind, number, payload), fds)
+        except OSError as error:
+            self._pending.pop(number, None)
+            promise.reject(error)
+        return promise
+
+    def close(self) -> None:
+        """Close our end. To PID 1 that is the order to exit."""
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+        pending, self._pending = self._pending, {}
+        for promise in pending.values():
+            promise.reject(BrokenPipeError(32, f"{self._name} is gone"))
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            datagram, fds = wire.receive(self._sock)
+            message = wire.unpack(datagram)
+        except BlockingIOError:
+            return
+        except (OSError, wire.ProtocolError):  # an empty datagram, the end, is one as well
+            self.close()
+            return
+        promise = self._pending.pop(message.id, None)
+        if promise is None or promise.settled:
+            wire.close_fds(fds)
+            return
+        promise.resolve((message, fds))
+
+
+class Zygote:
+    """The process that clones sandboxes, seen from the launcher."""
+
+    def __init__(self, loop: Loop, sock: socket.socket) -> None:
+        self._loop = loop
+        self._channel = Channel(loop, sock, "the zygote")
+
+    def initialise(
+        self, *, unmapped_id: int, map_count: int, token: tuple[int, int], caps: int, program: bytes
+    ) -> Task[None]:
+        """Send what every PID 1 inherits. Raises SandboxSetupError naming the zygote's step."""
+        payload = wire.zygote_init_payload(
+            unmapped_id=unmapped_id, map_count=map_count, program=program, token=token, caps=caps
+        )
+        answer, fds = yield from self._loop.wait(
+            self._channel.send(MsgType.Z_INIT, payload), STEP_TIMEOUT_S, "the zygote's start"
+        )
+        wire.close_fds(fds)
+        if answer.type != MsgType.Z_READY:
+            failure = wire.unpack_failure(answer.payload)
+            step = _ZYGOTE_STEPS[failure.index]
+            raise SandboxSetupError(
+                f"the zygote could not {step}: {os.strerror(failure.err)}",
+                step=step,
+                errno=wire.errno_symbol(failure.err),
+            )
+
+    def clone(self, control: socket.socket, cgroup_fd: int) -> Task[tuple[int, int]]:
+        """A new PID 1 with ``control`` as its socket: its pid and a pidfd."""
+        answer, fds = yield from self._loop.wait(
+            self._channel.send(MsgType.Z_CLONE, fds=[control.fileno(), cgroup_fd]),
+            STEP_TIMEOUT_S,
+            "the zygote",
+        )
+        pid, number = wire.unpack_cloned(answer.payload)
+        if number or len(fds) != 1:
+            wire.close_fds(fds)
+            raise SandboxSetupError(
+                f"clone3 of a sandbox: {os.strerror(number)}",
+                step="clone",
+                errno=wire.errno_symbol(number),
+            )
+        return pid, fds[0]
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Pid1:
+    """One sandbox's PID 1, seen from the launcher."""
+
+    def __init__(self, loop: Loop, sock: socket.socket) -> None:
+        self._loop = loop
+        self._channel = Channel(loop, sock, "PID 1")
+
+    def set_up(
+        self, hostname: str, limits: Limits, cgroup_fds: Sequence[int], masked: Sequence[str]
+    ) -> Promise[Answer]:
+        """Send M_SETUP; settle it with ``check``."""
+        payload = wire.setup_payload(
+            hostname=hostname,
+            sysctls=skeleton.SYSCTLS,
+            masks=masked,
+            readonly=skeleton.READONLY,
+            cgroup_v1_count=len(cgroup_fds) - 1,
+            shm_mb=limits.shm_mb,
+            shm_inodes=skeleton.SHM_INODES,
+            dev_inodes=skeleton.DEV_INODES,
+            pty_max=skeleton.PTY_MAX,
+        )
+        return self._channel.send(MsgType.M_SETUP, payload, cgroup_fds)
+
+    def take_root(self, overlay_fd: int) -> Promise[Answer]:
+        return self._channel.send(MsgType.M_ROOT, fds=[overlay_fd])
+
+    def attach(self, sock: socket.socket) -> Promise[Answer]:
+        return self._channel.send(MsgType.M_ATTACH, fds=[sock.fileno()])
+
+    def check(self, promise: Promise[Answer], what: str) -> Task[None]:
+        """Wait for R_DONE. Raises SandboxSetupError naming the step, TimeoutError, BrokenPipeError."""
+        answer, fds = yield from self._loop.wait(promise, STEP_TIMEOUT_S, what)
+        wire.close_fds(fds)
+        if answer.type == MsgType.R_DONE:
+            return
+        failure = wire.unpack_failure(answer.payload)
+        name = wire.step_slug(failure.step)
+        raise SandboxSetupError(
+            f"{what} failed at {name}[{failure.index}]: {os.strerror(failure.err)}",
+            step=name,
+            index=failure.index,
+            errno=wire.errno_symbol(failure.err),
+        )
+
+    def close(self) -> None:
+        self._channel.close()

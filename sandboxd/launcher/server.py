@@ -1,0 +1,216 @@
+"""The launcher's socket: one file descriptor a daemon, one verb a request (launcher/protocol.py)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from sandboxd.errors import NodeError, RequestError, SandboxdError, SandboxNotFound
+from sandboxd.launcher import protocol
+from sandboxd.launcher.images import Images, MountedImage
+from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
+
+Answer = tuple[dict[str, Any], tuple[int, ...]]
+
+
+class Server:
+    """Accepts daemons and serves their requests, each as a task of its own."""
+
+    def __init__(
+        self, loop: Loop, listener: socket.socket, node: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._node = node
+        self._connections: set[socket.socket] = set()
+        self.sandboxes: Sandboxes
+        self.images: Images
+        listener.setblocking(False)
+
+    def start(self, sandboxes: Sandboxes, images: Images) -> None:
+        self.sandboxes, self.images = sandboxes, images
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def sandbox_died(self, sandbox: Sandbox) -> None:
+        self._tell({"event": "sandbox-died", "sandbox": sandbox.id, "reason": sandbox.reason})
+
+    def image_died(self, image: MountedImage) -> None:
+        self.sandboxes.image_lost(image)
+        self._tell({"event": "image-died", "key": image.key})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        for connection in list(self._connections):
+            try:
+                protocol.send(connection, event)
+            except OSError:
+                self._close(connection)  # it does not read; it will come back and ask with `list`
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        connection.setblocking(False)
+        self._connections.add(connection)
+        self._loop.add_reader(connection.fileno(), lambda: self._readable(connection))
+
+    def _close(self, connection: socket.socket) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._loop.remove_reader(connection.fileno())
+            connection.close()
+
+    def _readable(self, connection: socket.socket) -> None:
+        try:
+            message, fds = protocol.receive(connection)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            print(f"a daemon's connection is dropped: {error}", file=sys.stderr)
+            self._close(connection)
+            return
+        if message is None:
+            self._close(connection)
+            return
+        done = self._loop.spawn(self._serve(message, fds))
+        done.watch(lambda: self._answer(connection, message, done))
+
+    def _answer(
+        self, connection: socket.socket, message: dict[str, Any], done: Promise[Answer]
+    ) -> None:
+        fds: tuple[int, ...] = ()
+        if done.error is None:
+            assert done.value is not None
+            body, fds = done.value
+            reply: dict[str, Any] = {"id": message.get("id"), "ok": body}
+        else:
+            reply = {"id": message.get("id"), "error": _error_body(done.error)}
+        try:
+            if connection in self._connections:
+                protocol.send(connection, reply, fds)
+        except OSError:
+            self._close(connection)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _serve(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        verbs: dict[str, Callable[[dict[str, Any], list[int]], Task[Answer]]] = {
+            "hello": self._hello,
+            "node": self._describe,
+            "mount": self._mount,
+            "unmount": self._unmount,
+            "images": self._images,
+            "create": self._create,
+            "attach": self._attach,
+            "list": self._list,
+            "delete": self._delete,
+        }
+        try:
+            handler = verbs.get(str(message.get("verb")))
+            if handler is None:
+                raise RequestError(f"no such verb: {message.get('verb')!r}")
+            return (yield from handler(message, fds))
+        finally:
+            for fd in fds:
+                with suppress(OSError):
+                    os.close(fd)
+
+    def _hello(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        if message.get("version") != protocol.VERSION:
+            raise RequestError(
+                f"the launcher speaks version {protocol.VERSION} of its protocol",
+                hint="restart the node part of sandboxd after an upgrade",
+            )
+        node = self._node()
+        return {
+            "version": protocol.VERSION,
+            "boot_id": node["boot_id"],
+            "started_at": node["started_at"],
+        }, ()
+        yield  # a generator like the others
+
+    def _describe(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del message, fds
+        counts = {
+            "sandboxes": len(self.sandboxes.by_id),
+            "in_teardown": self.sandboxes.in_teardown,
+            "images": len(self.images.by_key),
+        }
+        return {**self._node(), "counts": counts}, ()
+        yield
+
+    def _mount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        if len(fds) != 1:
+            raise RequestError("mount takes the SIF's descriptor")
+        image = yield from self.images.mount(
+            message["key"], os.dup(fds[0]), int(message["sif_offset"])
+        )
+        return {"key": image.key}, ()
+
+    def _unmount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.images.unmount(message["key"])
+        return {"key": message["key"]}, ()
+        yield
+
+    def _images(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del message, fds
+        rows = [
+            {"key": i.key, "name": i.name, "pid": i.pid, "users": len(i.sandboxes)}
+            for i in self.images.by_key.values()
+            if i.ready.settled
+        ]
+        return {"images": rows}, ()
+        yield
+
+    def _create(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox, phases, control = yield from self.sandboxes.create(message)
+        assert sandbox.cgroups is not None
+        return {
+            "sandbox": sandbox.id,
+            "pid": sandbox.pid,
+            "phases": phases,
+            "oom_kill_path": sandbox.cgroups.oom_kill_path,
+        }, (control,)
+
+    def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.by_id.get(message["sandbox"])
+        if sandbox is None:
+            raise SandboxNotFound(f"no sandbox {message['sandbox']}")
+        control = yield from self.sandboxes.attach(sandbox)
+        path = sandbox.cgroups.oom_kill_path if sandbox.cgroups else None
+        return {"sandbox": sandbox.id, "oom_kill_path": path}, (control,)
+
+    def _list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        rows = [row for row in self.sandboxes.rows() if row.sandbox > str(message.get("after", ""))]
+        page = [row.to_json() for row in rows[: protocol.LIST_PAGE]]
+        return {"sandboxes": page, "more": len(rows) > len(page)}, ()
+        yield
+
+    def _delete(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        yield from self.sandboxes.delete(message["sandbox"])
+        return {"sandbox": message["sandbox"]}, ()
+
+
+def _error_body(error: BaseException) -> dict[str, Any]:
+    if not isinstance(error, SandboxdError):
+        # Ours to mend: told in full on stderr, in general to the daemon.
+        print(f"launcher: {type(error).__name__}: {error}", file=sys.stderr)
+        error = NodeError("the launcher failed at a request", kind=type(error).__name__)
+    return {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "detail": error.detail,
+    }

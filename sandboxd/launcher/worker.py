@@ -1,0 +1,159 @@
+"""A forked child of the launcher that does what may block: mounting, probing, letting go.
+
+It speaks ``launcher/protocol.py``'s framing over a socket pair: ``{"id", "op", ...}`` in,
+``{"id", "ok": ...}`` or ``{"id", "errno", "what"}`` out, one at a time and in order. It may be
+killed at any moment and is then forked anew by the next request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from sandboxd.launcher import protocol
+from sandboxd.launcher.loop import Loop, Promise
+from sandboxd.linux.process import set_parent_death_signal
+
+Handler = Callable[[dict[str, Any], list[int]], tuple[Any, tuple[int, ...]]]
+"""Takes a request and its fds (closed afterwards); returns what to answer and the fds to pass,
+which are closed once sent."""
+
+
+class Reply:
+    """The answer of a worker: its value and fds, which are the receiver's to close."""
+
+    __slots__ = ("fds", "value")
+
+    def __init__(self, value: Any, fds: list[int]) -> None:
+        self.value = value
+        self.fds = fds
+
+
+class Worker:
+    """The launcher's end: starts the child, sends requests, settles their promises."""
+
+    def __init__(
+        self, loop: Loop, name: str, handlers: Callable[[], Mapping[str, Handler]]
+    ) -> None:
+        self._loop = loop
+        self._name = name
+        self._handlers = handlers
+        self._ids = itertools.count(1)
+        self._pending: dict[int, Promise[Reply]] = {}
+        self._sock: socket.socket | None = None
+        self.pid = 0
+
+    def request(self, op: str, fds: tuple[int, ...] = (), **fields: Any) -> Promise[Reply]:
+        """Send a request. OSError(errno, what) if it fails; EPIPE if the worker died under it."""
+        promise: Promise[Reply] = Promise()
+        number = next(self._ids)
+        sock = self._sock or self._start()
+        self._pending[number] = promise
+        try:
+            protocol.send(sock, {"id": number, "op": op, **fields}, fds)
+        except OSError as error:
+            self._pending.pop(number, None)
+            promise.reject(error)
+        return promise
+
+    def kill(self) -> None:
+        """SIGKILL it; what it was asked fails with EPIPE."""
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _child(self._name, theirs, self._handlers, parent)
+        theirs.close()
+        ours.setblocking(False)
+        self._sock = ours
+        self._loop.add_reader(ours.fileno(), self._readable)
+        return ours
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            message, fds = protocol.receive(self._sock)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, fds = None, []
+        if message is None:
+            self._ended()
+            return
+        promise = self._pending.pop(message["id"], None)
+        if promise is None or promise.settled:
+            for fd in fds:
+                os.close(fd)
+        elif "errno" in message:
+            promise.reject(
+                OSError(message["errno"], os.strerror(message["errno"]), message["what"])
+            )
+        else:
+            promise.resolve(Reply(message["ok"], fds))
+
+    def _ended(self) -> None:
+        assert self._sock is not None
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        self._sock, self.pid = None, 0
+        pending, self._pending = self._pending, {}
+        for promise in pending.values():
+            promise.reject(BrokenPipeError(32, f"the {self._name} died"))
+
+
+def _child(
+    name: str, sock: socket.socket, handlers: Callable[[], Mapping[str, Handler]], parent: int
+) -> None:
+    """Serve until the launcher is gone. Never returns."""
+    status = 1
+    try:
+        set_parent_death_signal(signal.SIGKILL, parent)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        # No fd of the launcher may live on here: a forgotten copy of a FUSE fd turns the death of
+        # its server from ENOTCONN into a hang, one of a control socket keeps a sandbox alive.
+        keep = sock.fileno()
+        os.closerange(3, keep)
+        os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+        serve(sock, handlers())
+        status = 0
+    except BaseException:  # noqa: BLE001 - a forked child must not return into its parent's stack
+        print(f"{name}: died", file=sys.stderr)
+        traceback.print_exc(file=sys.stderr)
+    finally:
+        os._exit(status)
+
+
+def serve(sock: socket.socket, handlers: Mapping[str, Handler]) -> None:
+    """Answer requests one by one until the other end is closed."""
+    sock.setblocking(True)
+    while True:
+        try:
+            message, fds = protocol.receive(sock)
+        except ConnectionResetError:  # closed with an answer of ours unread
+            return
+        if message is None:
+            return
+        passed: tuple[int, ...] = ()
+        try:
+            value, passed = handlers[message["op"]](message, fds)
+            protocol.send(sock, {"id": message["id"], "ok": value}, passed)
+        except OSError as error:
+            what = error.filename or error.strerror or str(error)
+            protocol.send(sock, {"id": message["id"], "errno": error.errno or 5, "what": str(what)})
+        finally:
+            for fd in (*fds, *passed):
+                with suppress(OSError):
+                    os.close(fd)

@@ -1,0 +1,88 @@
+"""A sandbox's root file system: read-only lowers below one size-capped tmpfs.
+
+Made as detached mounts in the node's user namespace, so that the kernel checks the lowers with the
+node's ids, and handed to PID 1 as descriptors. Two things hold the mounts of a dead sandbox alive:
+the overlay's descriptor and the tmpfs's; whoever closes the last one pays for freeing the pages.
+
+``userxattr`` because the node's namespace may not write trusted.overlay.* attributes; tmpfs has
+user attributes since Linux 6.6.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from sandboxd.linux import mount
+
+UPPER: Final = "u"
+WORK: Final = "w"
+
+
+def make_writable_layer(size_bytes: int, inodes: int) -> int:
+    """A tmpfs with the empty directories ``UPPER`` and ``WORK``; returns its mount's descriptor.
+
+    Its root, the two directories and what overlay makes in them take an inode each, so four more
+    than asked for are allowed.
+    """
+    tmpfs_fd = mount.fs_context(
+        "tmpfs",
+        {
+            "size": str(size_bytes),
+            "nr_inodes": str(inodes + 4),
+            "mode": "0755",
+            "uid": "0",
+            "gid": "0",
+        },
+    )
+    try:
+        for name, mode in ((UPPER, 0o755), (WORK, 0o700)):
+            os.mkdir(name, mode, dir_fd=tmpfs_fd)
+            os.chown(name, 0, 0, dir_fd=tmpfs_fd)
+    except OSError:
+        os.close(tmpfs_fd)
+        raise
+    return tmpfs_fd
+
+
+def make_overlay(images_fd: int, lowers: Sequence[str], tmpfs_fd: int) -> int:
+    """An overlay over ``lowers``, highest first, names below the directory ``images_fd``.
+
+    Each name is resolved when it is given to the context, against the working directory: relative
+    names are all that the sandbox can then see of them in its mountinfo. Changes the caller's
+    working directory. Returns the mount's descriptor.
+    """
+    with ExitStack() as undo:
+        context = mount.fsopen("overlay")
+        undo.callback(os.close, context)
+        try:
+            os.fchdir(images_fd)
+            for name in lowers:
+                mount.fsconfig_set_string(context, "lowerdir+", name)
+            os.fchdir(tmpfs_fd)
+            mount.fsconfig_set_string(context, "upperdir", UPPER)
+            mount.fsconfig_set_string(context, "workdir", WORK)
+            mount.fsconfig_set_flag(context, "userxattr")
+            mount.fsconfig_create(context)
+            return mount.fsmount(context)
+        except OSError as error:
+            log = "; ".join(mount.fs_log(context))
+            raise OSError(
+                error.errno, log or error.strerror, f"overlay: {error.filename}"
+            ) from None
+        finally:
+            os.chdir("/")
+
+
+def make_root(
+    images_fd: int, lowers: Sequence[str], size_bytes: int, inodes: int
+) -> tuple[int, int]:
+    """A fresh root: descriptors of the overlay's mount and of the writable layer's."""
+    tmpfs_fd = make_writable_layer(size_bytes, inodes)
+    try:
+        return make_overlay(images_fd, lowers, tmpfs_fd), tmpfs_fd
+    except OSError:
+        os.close(tmpfs_fd)
+        raise

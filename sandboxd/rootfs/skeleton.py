@@ -1,0 +1,73 @@
+"""What PID 1 is told to hide, to make read-only and to set in its own namespaces.
+
+The lists are those every container runtime agrees on (OCI runtime defaults), with what is known of
+this kernel: each entry says what it would give away. A path that a kernel does not have is passed
+over by PID 1; one that cannot be masked refuses the sandbox.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MASKED: Final = (
+    "proc/acpi",  # power and thermal state of the host
+    "proc/asound",  # its sound devices
+    "proc/interrupts",  # keystroke and network timing
+    "proc/kallsyms",  # kernel addresses
+    "proc/kcore",  # kernel memory
+    "proc/keys",  # keyrings, also of other users
+    "proc/latency_stats",
+    "proc/sched_debug",  # every process of the host
+    "proc/scsi",  # writable: removes disks
+    "proc/timer_list",  # every timer of the host, with the process that set it
+    "proc/timer_stats",
+    "sys/dev/block",  # the host's disks
+    "sys/devices/virtual/powercap",  # energy counters: a side channel (CVE-2020-8694)
+    "sys/firmware",  # DMI serials, EFI variables
+    "sys/fs/selinux",
+)
+
+THERMAL_THROTTLE: Final = "sys/devices/system/cpu/cpu{}/thermal_throttle"
+"""One for each CPU; a count of heat events tells co-tenants of each other."""
+
+READONLY: Final = (
+    "proc/bus",
+    "proc/fs",
+    "proc/irq",  # interrupt affinity of the host
+    "proc/sys",  # sysctls; /sys is mounted read-only as a whole
+    "proc/sysrq-trigger",  # reboots and crashes the host
+)
+
+SYSCTLS: Final = (
+    # Counted per user and up through every parent namespace: a cap in the sandbox's own one is what
+    # keeps it from using up the node's (user_namespaces(7), namespaces(7)).
+    ("?user/max_inotify_instances", "128"),
+    ("?user/max_inotify_watches", "65536"),
+    ("?user/max_fanotify_groups", "0"),
+    ("?user/max_fanotify_marks", "0"),
+    # No namespaces within: seccomp refuses them, and this holds without it.
+    ("user/max_user_namespaces", "0"),
+    ("user/max_mnt_namespaces", "0"),
+    ("user/max_pid_namespaces", "0"),
+    ("user/max_net_namespaces", "0"),
+    ("user/max_ipc_namespaces", "0"),
+    ("user/max_uts_namespaces", "0"),
+    ("user/max_cgroup_namespaces", "0"),
+    ("?user/max_time_namespaces", "0"),
+    # POSIX message queues: memory of the kernel's, not of the cgroup's on old kernels (mq_overview(7)).
+    ("?fs/mqueue/queues_max", "64"),
+    ("?fs/mqueue/msg_max", "64"),
+    ("?fs/mqueue/msgsize_max", "16384"),
+    # As Docker: a program that is not root may listen on a low port and send a ping.
+    ("?net/ipv4/ip_unprivileged_port_start", "0"),
+    ("?net/ipv4/ping_group_range", "0 65535"),
+)
+
+PTY_MAX: Final = 64
+DEV_INODES: Final = 256
+SHM_INODES: Final = 65_536
+
+
+def masked_paths(cpu_count: int) -> tuple[str, ...]:
+    """All paths to mask on a host with CPUs 0 to ``cpu_count`` - 1."""
+    return (*MASKED, *(THERMAL_THROTTLE.format(cpu) for cpu in range(cpu_count)))
