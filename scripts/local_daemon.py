@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,36 +33,47 @@ class DaemonError(Exception):
     """The daemon or a request failed; the message is for a person."""
 
 
-@dataclass
 class LocalDaemon:
-    home: Path
-    base_url: str
-    process: subprocess.Popen[bytes]
-    http: httpx.Client = field(init=False)
+    """Not running until `start`; `http` has the token set from then on."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.images_dir = home / "images"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.base_url = f"http://{self.address}"
         self.http = httpx.Client(base_url=self.base_url, timeout=300)
+        self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def images_dir(self) -> Path:
-        return self.home / "images"
+    def start(self) -> None:
+        """Start it and wait until it is ready. Raises DaemonError with the end of its log."""
+        command = [sys.executable, "-m", "sandboxd", "serve", "--listen", self.address]
+        command += ["--images-dir", str(self.images_dir), "--state-dir", str(self.home / "state")]
+        command += ["--runtime-dir", str(self.home / "run")]
+        with (self.home / "log").open("wb") as log:
+            # A session of its own: Ctrl-C is for this script, which then stops the daemon.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._wait_ready(self._process.pid)
+        token = (self.home / "state/token").read_text().strip()
+        self.http.headers["Authorization"] = f"Bearer {token}"
 
-    def wait_ready(self) -> None:
+    def _wait_ready(self, pid: int) -> None:
         deadline = time.monotonic() + READY_S
-        pidfd = os.pidfd_open(self.process.pid)
+        pidfd = os.pidfd_open(pid)
         try:
             while True:
                 with contextlib.suppress(httpx.TransportError):
                     if self.http.get("/readyz", timeout=5).status_code == httpx.codes.OK:
-                        break
-                if select.select([pidfd], [], [], 0.05)[0]:
+                        return
+                if select.select([pidfd], [], [], 0.02)[0]:
                     raise DaemonError(f"the daemon ended at once:\n{self.log_tail()}")
                 if time.monotonic() > deadline:
                     raise DaemonError(f"not ready after {READY_S:.0f} s:\n{self.log_tail()}")
         finally:
             os.close(pidfd)
-        token = (self.home / "state/token").read_text().strip()
-        self.http.headers["Authorization"] = f"Bearer {token}"
 
     def log_tail(self, lines: int = 30) -> str:
         return "\n".join((self.home / "log").read_text(errors="replace").splitlines()[-lines:])
@@ -79,22 +89,24 @@ class LocalDaemon:
         return answer
 
     def stop(self) -> None:
+        """SIGTERM, and SIGKILL with a DaemonError if that is not enough."""
         self.http.close()
-        self.process.terminate()
+        if self._process is None:
+            return
+        self._process.terminate()
         try:
-            self.process.wait(STOP_S)
+            self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._process.kill()
+            self._process.wait()
             raise DaemonError(f"had to be killed:\n{self.log_tail()}") from None
 
 
 @contextlib.contextmanager
 def local_daemon(name: str) -> Iterator[LocalDaemon]:
-    """Run a daemon with everything in a directory of its own; the block begins before it is ready.
+    """A daemon with everything in a directory of its own, to be given images and started.
 
-    The caller puts images into `images_dir` and calls `wait_ready`. Afterwards, and after any
-    failure or signal, neither process nor file is left.
+    After the block, and after any failure or signal, neither process nor file is left.
     """
     _become_subreaper()
     with contextlib.ExitStack() as stack:
@@ -105,20 +117,8 @@ def local_daemon(name: str) -> Iterator[LocalDaemon]:
         stack.callback(_unmount_below, home)
         for directory in ("images", "state", "run"):
             (home / directory).mkdir()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
-        command = [sys.executable, "-m", "sandboxd", "serve", "--listen", address]
-        for option in ("images", "state"):
-            command += [f"--{option}-dir", str(home / option)]
-        command += ["--runtime-dir", str(home / "run")]
-        with (home / "log").open("wb") as log:
-            # A session of its own: Ctrl-C is for this script, which then stops the daemon.
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
         stack.callback(_end_descendants)
-        daemon = LocalDaemon(home, f"http://{address}", process)
+        daemon = LocalDaemon(home)
         stack.callback(daemon.stop)
         yield daemon
 

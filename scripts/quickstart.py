@@ -51,7 +51,9 @@ def test_even():
 # The same story for an image without Python: a test in sh finds a bug in sh.
 SHELL_MODULE = 'larger() { if [ "$1" -lt "$2" ]; then echo "$1"; else echo "$2"; fi; }\n'
 SHELL_FIXED = SHELL_MODULE.replace("-lt", "-gt")
-SHELL_TESTS = '. ./larger.sh\n[ "$(larger 3 5)" = 5 ] || { echo "larger 3 5: not 5"; exit 1; }\n'
+SHELL_TESTS = (
+    '. ./larger.sh\n[ "$(larger 3 5)" = 5 ] || { echo "larger 3 5: not 5"; exit 1; }\necho passed\n'
+)
 
 
 class Failed(Exception):
@@ -123,16 +125,20 @@ class Rollout:
         if result["exit_code"] != 0:
             raise Failed(f"{' '.join(command)}: exit code {result['exit_code']}\n{output(result)}")
 
-    def test(self, what: str, command: list[str], passes: bool) -> None:
-        """Run the tests and insist on the expected verdict: 0 passes, 1 fails, else is an error."""
+    def test(self, what: str, command: list[str], exit_code: int, says: str) -> None:
+        """Run the tests and insist on the expected verdict.
+
+        `says` is a part of their output: with the code alone a crash would look like a failed test.
+        """
         with self.progress.step(f"{what}: {' '.join(command)}") as notes:
             result = self.run(command)
             lines = output(result).splitlines()
             notes.append(f"exit {result['exit_code']}: {lines[-1].strip('= ') if lines else ''}")
-        self.progress.console.print(output(result), style="dim", markup=False, highlight=False)
-        if result["timed_out"] or result["exit_code"] != (0 if passes else 1):
-            verdict = "pass" if passes else "fail"
-            raise Failed(f"the tests should {verdict}, but exited with {result['exit_code']}")
+        text = output(result)
+        if text:
+            self.progress.console.print(text, style="dim", markup=False, highlight=False)
+        if result["timed_out"] or result["exit_code"] != exit_code or says not in text:
+            raise Failed(f"expected exit code {exit_code} and {says!r} in the output")
 
     def works(self, command: list[str]) -> bool:
         return bool(self.run(command, cwd="/")["exit_code"] == 0)
@@ -160,7 +166,7 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("quickstart: interrupted; everything it started is gone", style="red")
         return 130
-    except (DaemonError, Failed, subprocess.CalledProcessError) as error:
+    except (DaemonError, Failed) as error:
         console.print(f"quickstart: {error}", style="red", markup=False, highlight=False)
         return 1
     console.print()
@@ -173,15 +179,15 @@ def quickstart(source: str | None, progress: Progress) -> None:
     if source is None:
         with progress.step("make the task image"):
             layout = default_layout()
-            subprocess.run([REPOSITORY / "scripts/make-task-image", layout], check=True)
+            call(str(REPOSITORY / "scripts/make-task-image"), str(layout))
             source = f"oci:{layout}"
     with local_daemon("quickstart") as daemon:
         with progress.step("convert it to SIF") as notes:
             sif = daemon.images_dir / "task.sif"
-            subprocess.run([sif_tools(), "convert", source, sif], check=True)
+            call(str(Path(sys.executable).with_name("sif-tools")), "convert", source, str(sif))
             notes.append(f"{sif.stat().st_size / 1e6:.0f} MB")
         with progress.step("start the daemon") as notes:
-            daemon.wait_ready()
+            daemon.start()
             notes.append(daemon.base_url)
         rollout = Rollout(daemon, progress)
         rollout.create("task")
@@ -202,9 +208,9 @@ def python_rollout(rollout: Rollout) -> None:
         "write a module with a bug, and its tests",
         {"statistics_of.py": MODULE, "test_statistics.py": TESTS},
     )
-    rollout.test("tests fail", command, passes=False)
+    rollout.test("tests fail", command, 1, "1 failed, 1 passed")
     rollout.write("apply the fix", {"statistics_of.py": FIXED})
-    rollout.test("tests pass", command, passes=True)
+    rollout.test("tests pass", command, 0, "2 passed")
 
 
 def shell_rollout(rollout: Rollout) -> None:
@@ -212,9 +218,9 @@ def shell_rollout(rollout: Rollout) -> None:
         "write a script with a bug, and its test",
         {"larger.sh": SHELL_MODULE, "test.sh": SHELL_TESTS},
     )
-    rollout.test("test fails", ["sh", "test.sh"], passes=False)
+    rollout.test("test fails", ["sh", "test.sh"], 1, "not 5")
     rollout.write("apply the fix", {"larger.sh": SHELL_FIXED})
-    rollout.test("test passes", ["sh", "test.sh"], passes=True)
+    rollout.test("test passes", ["sh", "test.sh"], 0, "passed")
 
 
 def default_layout() -> Path:
@@ -222,8 +228,10 @@ def default_layout() -> Path:
     return Path(base, "sandboxd/task-image")
 
 
-def sif_tools() -> Path:
-    return Path(sys.executable).with_name("sif-tools")
+def call(*command: str) -> None:
+    """Run a program whose own words, progress included, go to the terminal."""
+    if subprocess.run(command, check=False).returncode != 0:
+        raise Failed(f"{Path(command[0]).name} {' '.join(command[1:])} failed (above)")
 
 
 def say_how_to_go_on(console: Console, source: str | None) -> None:
