@@ -125,7 +125,7 @@ class ExecResult:
     """How a command ended.
 
     ``exit_code``: its status; 128+n when signal n killed it; 124 when the time was up; 127 and 126
-    when it could not be found or executed. ``cpu_s`` and ``peak_memory_bytes`` are those of the main
+    when it could not be found or executed. CPU time and ``peak_memory_bytes`` are those of the main
     process and the children it waited for (wait4(2)).
     """
 

@@ -1,43 +1,68 @@
-"""``python -m sandboxd.host``: run hostd with what the command line says; needs the host's root."""
+"""``python -m sandboxd.host``: run hostd with what the command line says; needs the host's root.
+
+It tries first whether the node can keep what a sandbox promises, and refuses to start where it
+cannot: a layer of isolation is never skipped.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
+from typing import Any
 
-from sandboxd.errors import SandboxdError
+from sandboxd.errors import FeatureMissing, SandboxdError
 from sandboxd.host.hostd import NodeSettings, run
 from sandboxd.host.ids import find_ids
+from sandboxd.linux.features import Features, Probe, Status, probe
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="sandboxd.host")
-    parser.add_argument("--account", required=True)
+    parser = argparse.ArgumentParser(prog="sandboxd.host", description=__doc__)
+    parser.add_argument("--account", required=True, help="whose subordinate ids the node uses")
     parser.add_argument("--runtime-dir", required=True)
     parser.add_argument("--cgroup-name", required=True)
-    parser.add_argument("--squashfuse", required=True)
-    parser.add_argument("--describe", type=json.loads, default={})
-    parser.add_argument("--lifeline-fd", type=int)
-    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--squashfuse", default="", help="path, where not the one found")
+    parser.add_argument("--max-sandboxes", type=int, required=True)
+    parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
+    parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
     args = parser.parse_args()
     for fd in (args.lifeline_fd, args.ready_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
     try:
+        ids = find_ids(args.account)
+        features, findings = probe(args.account, sandboxes=args.max_sandboxes)
         settings = NodeSettings(
-            ids=find_ids(args.account),
+            ids=ids,
             runtime_dir=args.runtime_dir,
             cgroup_name=args.cgroup_name,
-            squashfuse=args.squashfuse,
-            describe=args.describe,
+            squashfuse=args.squashfuse or _squashfuse(features, findings),
+            describe=_describe(features, args.max_sandboxes),
         )
         run(settings, args.lifeline_fd, args.ready_fd)
     except (SandboxdError, OSError) as error:
-        print(f"hostd: {error}", file=sys.stderr)
+        hint = getattr(error, "hint", None)
+        print(f"hostd: {error}" + (f" ({hint})" if hint else ""), file=sys.stderr)
         return 1
     return 0
+
+
+def _squashfuse(features: Features, findings: list[Probe]) -> str:
+    """Refuse a node with a failed probe, and return the program that serves its images."""
+    for finding in findings:
+        if finding.status is Status.FAIL:
+            raise FeatureMissing(f"{finding.name}: {finding.detail}", hint=finding.remedy)
+    if features.squashfuse is None:
+        raise FeatureMissing("no squashfuse_ll serves here", hint="apt-get install squashfuse")
+    return features.squashfuse
+
+
+def _describe(features: Features, max_sandboxes: int) -> dict[str, Any]:
+    """What the daemon is told of the node; nothing of it is a secret."""
+    told = features.to_json()
+    del told["cgroup"]
+    return {"features": told, "capacity": {"max_sandboxes": max_sandboxes}}
 
 
 if __name__ == "__main__":

@@ -176,8 +176,8 @@ class Node:
         return True
 
     def _send_fuse_fd(self, number: int) -> None:
-        """A FUSE descriptor belongs to the user namespace it was opened in; only a process inside may
-        open it, and only root may open the device (0600). So: a child that joins and opens."""
+        """A FUSE descriptor belongs to the user namespace it was opened in; only a process inside
+        may open it, and only root may open the device (0600). So: a child that joins and opens."""
         user = namespaces.open_namespace(self._launcher_pid, "user")
         pid = os.fork()
         if pid:

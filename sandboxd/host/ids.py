@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from sandboxd.errors import FeatureMissing
+from sandboxd.linux.id_ranges import SUBGID, SUBUID, ranges
 
 SANDBOX_IDS: Final = 65_536
 NODE_ID: Final = 65_536
@@ -47,7 +48,7 @@ class NodeIds:
         return self.base + NODE_ID
 
 
-def find_ids(account: str, subuid: str = "/etc/subuid", subgid: str = "/etc/subgid") -> NodeIds:
+def find_ids(account: str) -> NodeIds:
     """The ids of ``account``. Raises FeatureMissing where it or its range is not there."""
     hint = "run scripts/install, which makes the account and its range"
     try:
@@ -56,32 +57,14 @@ def find_ids(account: str, subuid: str = "/etc/subuid", subgid: str = "/etc/subg
         raise FeatureMissing(f"there is no account {account!r}", hint=hint) from None
     if entry.pw_uid == 0:
         raise FeatureMissing(f"account {account!r} is root", hint="choose an unprivileged account")
-    common = sorted(
-        set(_ranges(subuid, account, entry.pw_uid)) & set(_ranges(subgid, account, entry.pw_uid))
-    )
+    common = sorted(_usable(SUBUID, account) & _usable(SUBGID, account))
     if not common:
         raise FeatureMissing(
-            f"account {account!r} has no range of {RANGE_SIZE} ids that {subuid} and {subgid} share",
+            f"account {account!r} has no range of {RANGE_SIZE} ids in both {SUBUID} and {SUBGID}",
             hint=hint,
         )
     return NodeIds(common[0], entry.pw_uid, entry.pw_gid)
 
 
-def _ranges(path: str, account: str, uid: int) -> list[int]:
-    """First ids of the ranges that are large enough, in subuid(5)'s format."""
-    found = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        name, _, rest = line.partition(":")
-        first, _, count = rest.partition(":")
-        if (
-            name in (account, str(uid))
-            and first.isdigit()
-            and count.isdigit()
-            and int(count) >= RANGE_SIZE
-        ):
-            found.append(int(first))
-    return found
+def _usable(file: Path, account: str) -> set[int]:
+    return {found.first for found in ranges(file, account) if found.count >= RANGE_SIZE}

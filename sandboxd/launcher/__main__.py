@@ -47,8 +47,8 @@ SANDBOX_CAPABILITIES: Final = (
     cap.CAP_SYS_CHROOT,
     cap.CAP_KILL,
 )
-"""What root holds in a sandbox: what package managers and servers need of their own files, users and
-processes, and nothing over the kernel."""
+"""What root holds in a sandbox: what package managers and servers need of their own files, users
+and processes, and nothing over the kernel."""
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def _serve(
     enforcement = {name: str(how) for name, how in groups.enforcement().items()}
     about = {
         **orders["describe"],
-        "enforcement": {
+        "limits": {
             **enforcement,
             "disk_mb": "enforced",
             "inodes": "enforced",

@@ -1,7 +1,7 @@
 """The cgroups of the sandboxes on this node, below directories that hostd made ours.
 
-For each sandbox one directory in every hierarchy that holds a limit, and one in cgroup2, where PID 1
-makes a further one for each exec, to kill exactly its processes. On a v2 node that is the same
+For each sandbox one directory in every hierarchy that holds a limit, and one in cgroup2, where
+PID 1 makes a further one for each exec, to kill exactly its processes. On a v2 node that is the same
 directory; on a v1 node the cgroup2 hierarchy has no controllers and is there for that alone.
 
 Plain file writes and not cgroupspy: its nodes walk the whole tree when they are made, 1 ms for each

@@ -199,8 +199,8 @@ class Images:
         os.setgroups([])
         os.setresgid(self._server_id, self._server_id, self._server_id)
         os.setresuid(self._server_id, self._server_id, self._server_id)
-        # After the change of ids, which clears it. The capabilities go with the exec: a process that
-        # is not root gains none, and there are no ambient ones.
+        # After the change of ids, which clears it. The capabilities go with the exec: a process
+        # that is not root gains none, and there are no ambient ones.
         set_parent_death_signal(signal.SIGKILL, parent)
         set_no_new_privs()
 

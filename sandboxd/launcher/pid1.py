@@ -1,7 +1,7 @@
 """The launcher's ends of the sockets to the zygote and to each sandbox's PID 1 (init/protocol.h).
 
-What comes back from PID 1 is untrusted: lengths are checked, descriptors that were not asked for are
-closed, and an answer to nothing is ignored.
+What comes back from PID 1 is untrusted: lengths are checked, descriptors that were not asked for
+are closed, and an answer to nothing is ignored.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Pid1:
         return self._channel.send(MsgType.M_ATTACH, fds=[sock.fileno()])
 
     def check(self, promise: Promise[Answer], what: str) -> Task[None]:
-        """Wait for R_DONE. Raises SandboxSetupError naming the step, TimeoutError, BrokenPipeError."""
+        """Wait for R_DONE. Raises SandboxSetupError naming the step, TimeoutError, OSError."""
         answer, fds = yield from self._loop.wait(promise, STEP_TIMEOUT_S, what)
         wire.close_fds(fds)
         if answer.type == MsgType.R_DONE:

@@ -12,10 +12,10 @@ Event:    ``{"event": "sandbox-died", ...}``, to every connection, whenever it h
 verb       request                                                answer (fds)
 ========== ====================================================== =================================
 hello      ``version``                                            ``version boot_id started_at``
-node       –                                                      ``features limits capacity counts``
+node       -                                                      ``features limits capacity counts``
 mount      ``key name sif_offset`` (fd: the SIF, read-only)       ``key`` when files can be read
 unmount    ``key``                                                ``key``; error ``image-in-use``
-images     –                                                      ``images: [{key name pid users}]``
+images     -                                                      ``images: [{key name pid users}]``
 create     ``sandbox images:[key, ...] limits hostname meta``     ``sandbox pid phases`` (fd: control)
 attach     ``sandbox``                                            ``sandbox`` (fd: control)
 list       ``after`` (a sandbox id, or "")                        ``sandboxes more``
@@ -24,8 +24,8 @@ delete     ``sandbox``                                            ``sandbox`` wh
 
 ``sandbox`` is the id the daemon chose; creating one that exists is an error ``sandbox-exists``,
 deleting one that does not is not. ``images`` are keys of mounted images, lowest layer first.
-``meta`` is the daemon's own blob (a JSON object of at most 16 KiB), given back by ``list``, so that a
-restarted daemon has everything again. ``phases`` are milliseconds by phase name.
+``meta`` is the daemon's own blob (a JSON object of at most 16 KiB), given back by ``list``, so that
+a restarted daemon has everything again. ``phases`` are milliseconds by phase name.
 
 The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
 file operations go straight there; the launcher is only in the way of creating and deleting.
@@ -82,7 +82,7 @@ def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """One message and its fds (close-on-exec, the caller's to close); None at the end of the stream."""
+    """One message and its fds (close-on-exec, the caller's to close); None at the end."""
     data, ancillary, flags, _ = sock.recvmsg(
         MESSAGE_MAX, socket.CMSG_SPACE(FDS_MAX * 4), socket.MSG_CMSG_CLOEXEC
     )
@@ -96,5 +96,5 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
         raise ValueError("message or its file descriptors were truncated")
     message = json.loads(data)
     if not isinstance(message, dict):
-        raise ValueError("message is not a JSON object")
+        raise ValueError("message is not a JSON object")  # noqa: TRY004 - as for other nonsense
     return message, list(fds)

@@ -45,8 +45,8 @@ from sandboxd.rootfs import skeleton
 
 ROOT_TIMEOUT_S: Final = 10.0
 DEATH_TIMEOUT_S: Final = 60.0
-"""A killed pid namespace lasts as long as its longest uninterruptible process; those that wait for a
-FUSE server are freed when the watch kills it, which takes CHECK_EVERY_S + CHECK_TIMEOUT_S."""
+"""A killed pid namespace lasts as long as its longest uninterruptible process; those that wait for
+a FUSE server are freed when the watch kills it, after CHECK_EVERY_S + CHECK_TIMEOUT_S."""
 CGROUP_REMOVAL_S: Final = 10.0
 
 
@@ -246,7 +246,7 @@ class Sandboxes:
             while sandbox.cgroups is not None:
                 try:
                     sandbox.cgroups.remove(time.monotonic())
-                    return
+                    sandbox.cgroups = None
                 except OSError as error:
                     if time.monotonic() > deadline:
                         print(f"{sandbox.id}: cgroup left behind: {error}", file=sys.stderr)

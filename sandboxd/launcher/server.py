@@ -1,4 +1,4 @@
-"""The launcher's socket: one file descriptor a daemon, one verb a request (launcher/protocol.py)."""
+"""The launcher's socket: a connection for each daemon, a task for each request (protocol.py)."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ SYSCTLS: Final = (
     ("user/max_uts_namespaces", "0"),
     ("user/max_cgroup_namespaces", "0"),
     ("?user/max_time_namespaces", "0"),
-    # POSIX message queues: memory of the kernel's, not of the cgroup's on old kernels (mq_overview(7)).
+    # POSIX message queues: kernel memory (mq_overview(7)).
     ("?fs/mqueue/queues_max", "64"),
     ("?fs/mqueue/msg_max", "64"),
     ("?fs/mqueue/msgsize_max", "16384"),
