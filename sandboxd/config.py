@@ -8,7 +8,6 @@ An unknown key and an impossible value are errors that name file and key.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import os
 import secrets
@@ -254,17 +253,6 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise ValueError(f"has no port of 0 to 65535: {listen!r}")
     return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address. A name other than localhost is not
-    resolved: it may be another address tomorrow."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def ensure_token(path: str | os.PathLike[str], uid: int = -1, gid: int = -1) -> str:

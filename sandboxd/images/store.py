@@ -2,8 +2,8 @@
 
 The directory is the operator's and no sandbox can write there, so a symbolic link in it (to a
 shared store, say) is followed; what a caller may choose is only a name of a strict grammar, which
-has no way out of the directory. Reads files, so it belongs in a thread: a store may be a network file
-system that does not answer.
+has no way out of the directory. Reads files, so it belongs in a thread: a store may be a network
+file system that does not answer.
 """
 
 from __future__ import annotations

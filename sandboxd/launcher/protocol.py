@@ -16,8 +16,10 @@ node       -                                                      ``features lim
 mount      ``key name sif_offset`` (fd: the SIF, read-only)       ``key`` when files can be read
 unmount    ``key``                                                ``key``; error ``image-in-use``
 images     -                                                      ``images: [{key name pid users}]``
-create     ``sandbox images:[key, ...] limits hostname meta``     ``sandbox pid phases`` (fd: control)
-attach     ``sandbox``                                            ``sandbox`` (fd: control)
+create     ``sandbox images:[key, ...] limits hostname meta``     ``sandbox pid phases
+                                                                  oom_kill_path`` (fd: control)
+attach     ``sandbox``                                            ``sandbox oom_kill_path``
+                                                                  (fd: control)
 list       ``after`` (a sandbox id, or "")                        ``sandboxes more``
 delete     ``sandbox``                                            ``sandbox`` when no process lives
 ========== ====================================================== =================================
@@ -25,7 +27,10 @@ delete     ``sandbox``                                            ``sandbox`` wh
 ``sandbox`` is the id the daemon chose; creating one that exists is an error ``sandbox-exists``,
 deleting one that does not is not. ``images`` are keys of mounted images, lowest layer first.
 ``meta`` is the daemon's own blob (a JSON object of at most 16 KiB), given back by ``list``, so that
-a restarted daemon has everything again. ``phases`` are milliseconds by phase name.
+a restarted daemon has everything again. ``phases`` are milliseconds by phase name. ``oom_kill_path``
+is a file the daemon's user may read and that has a line ``oom_kill N`` (``memory.events`` of the
+sandbox's cgroup, or v1's ``memory.oom_control``); "" where there is none. ``limits`` of ``node`` says
+by limit name how it is held (``model.Enforcement``).
 
 The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
 file operations go straight there; the launcher is only in the way of creating and deleting.

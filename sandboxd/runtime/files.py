@@ -16,7 +16,7 @@ import fcntl
 import os
 import signal
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, Self
 
 from sandboxd.errors import FileError, ImageUnavailable, SandboxdError
 from sandboxd.init import protocol
@@ -111,6 +111,12 @@ class _FileOperation:
             os.close(self._fd)
             self._fd = -1
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Let go of the pipe, and of the child if it is still there. Idempotent."""
         self._close_fd()
@@ -191,7 +197,7 @@ class FileRead(_FileOperation):
 
 class FileWrite(_FileOperation):
     """A file on its way in: ``open``, ``write`` exactly ``length`` bytes, ``finish``. ``close`` it
-    in any case: a file of which less came is not put in place."""
+    in any case (a context manager): a file of which less came is not put in place."""
 
     @classmethod
     def open(

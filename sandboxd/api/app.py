@@ -1,0 +1,89 @@
+"""create_app: the FastAPI application, and everything that hangs off it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from sandboxd import __version__
+from sandboxd.api import exception_handlers
+from sandboxd.api.auth import OPEN_PATHS, BearerAuth
+from sandboxd.api.bodies import lift_definitions
+from sandboxd.api.body_limit import BodyLimit
+from sandboxd.api.exception_handlers import BodyTooLarge, Unauthorized, documented
+from sandboxd.api.routes import exec as exec_route
+from sandboxd.api.routes import files, health, images, node, sandboxes
+from sandboxd.config import Config
+from sandboxd.errors import SandboxdError
+from sandboxd.runtime.manager import Runtime
+
+DESCRIPTION = """Disposable, isolated Linux sandboxes for rollout workers.
+
+Every answer of 400 or more has the body
+`{"error": {"code", "message", "cause", "retryable", "hint", "detail"}}`.
+`cause` tells a trainer whose fault it was: `workload` (the program in the sandbox), `request` (this
+request) or `node` (the machine). A command that fails is no error but a result."""
+
+
+def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
+    """The application; its lifespan starts and closes ``runtime``.
+
+    Raises ConfigError for an empty token: there is no open mode, on no address.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await runtime.start()
+        try:
+            yield
+        finally:
+            await runtime.close()
+
+    app = FastAPI(
+        title="sandboxd",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        # The interactive pages load their scripts from elsewhere, and could not send the token.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.runtime = runtime
+    exception_handlers.install(app)
+    for resource in (health, sandboxes, exec_route, files, images, node):
+        app.include_router(resource.router)
+    # The last one added is the outermost: nothing of a body is read before the token was right.
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    app.add_middleware(BearerAuth, token=token)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with what the middlewares add to every route."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    schema = {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            lift_definitions(document, operation)
+            kinds = [SandboxdError]
+            if path not in OPEN_PATHS:
+                operation["security"] = [{"bearer": []}]
+                kinds.append(Unauthorized)
+            if "requestBody" in operation:
+                kinds.append(BodyTooLarge)
+            for status, answer in documented(*kinds).items():
+                answer.pop("model")
+                answer["content"]["application/json"] |= schema
+                operation["responses"].setdefault(str(status), answer)
+    app.openapi_schema = document
+    return document

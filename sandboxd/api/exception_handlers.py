@@ -1,0 +1,209 @@
+"""The one place that knows which HTTP status an error has.
+
+Every answer of 400 or more has the same JSON body, whatever raised it: a route, the validation, the
+router, the size limit or a bug::
+
+    {"error": {"code", "message", "cause", "retryable", "hint", "detail"}}
+
+A trainer decides by ``cause`` and ``retryable``; the status is for proxies and people.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from sandboxd import errors
+from sandboxd.api.schemas import ErrorAnswer
+from sandboxd.errors import RequestError, SandboxdError
+
+log = logging.getLogger(__name__)
+
+PROBLEMS_MAX: Final = 20
+RETRY_AFTER_S: Final = 1
+
+
+# --- what there is only because there is HTTP -------------------------------------------------
+
+
+class Unauthorized(RequestError):
+    """No bearer token, or not this node's."""
+
+    code = "unauthorized"
+
+
+class RouteNotFound(RequestError):
+    code = "route-not-found"
+
+
+class MethodNotAllowed(RequestError):
+    code = "method-not-allowed"
+
+
+class BodyTooLarge(RequestError):
+    code = "body-too-large"
+
+
+class LengthRequired(RequestError):
+    """A large upload without Content-Length."""
+
+    code = "length-required"
+
+
+class HttpError(RequestError):
+    """What the HTTP layer refused for a reason of its own."""
+
+    code = "http-error"
+
+
+STATUS: Final[dict[type[SandboxdError], int]] = {
+    Unauthorized: 401,
+    RouteNotFound: 404,
+    MethodNotAllowed: 405,
+    BodyTooLarge: 413,
+    LengthRequired: 411,
+    HttpError: 400,
+    errors.SandboxNotFound: 404,
+    errors.ImageNotFound: 404,
+    errors.FileNotFound: 404,
+    errors.FileAccessDenied: 403,
+    errors.IdempotencyConflict: 409,
+    # Request errors that are not listed: the request was understood and cannot be done.
+    errors.RequestError: 422,
+    # The sandbox is there to be looked at and deleted, but nothing can be done in it any more.
+    errors.SandboxDead: 410,
+    errors.SandboxLost: 410,
+    errors.WorkloadError: 409,
+    errors.NodeOverloaded: 429,
+    errors.SandboxSetupError: 500,
+    errors.NodeError: 503,
+    errors.SandboxdError: 500,
+}
+
+
+def status_of(kind: type[SandboxdError]) -> int:
+    """The status of the nearest class in the table."""
+    return next(STATUS[one] for one in kind.__mro__ if one in STATUS)
+
+
+def error_body(error: SandboxdError) -> bytes:
+    return to_json(
+        {
+            "error": {
+                "code": error.code,
+                "message": error.message,
+                "cause": error.cause,
+                "retryable": error.retryable,
+                "hint": error.hint,
+                "detail": error.detail,
+            }
+        },
+        fallback=str,
+        inf_nan_mode="null",
+    )
+
+
+def error_response(error: SandboxdError, headers: Mapping[str, str] | None = None) -> Response:
+    all_headers = dict(headers or {})
+    status = status_of(type(error))
+    if status in (429, 503):
+        all_headers["Retry-After"] = str(error.detail.get("retry_after_s", RETRY_AFTER_S))
+    if status == 401:
+        all_headers["WWW-Authenticate"] = "Bearer"
+    return Response(error_body(error), status, all_headers, "application/json")
+
+
+def validation_error(problems: Iterable[Mapping[str, Any]]) -> RequestError:
+    """One error for what pydantic found. What was sent is not sent back: it may be a secret."""
+    listed = [
+        {"field": ".".join(str(part) for part in one["loc"]), "problem": str(one["msg"])}
+        for one in problems
+    ][:PROBLEMS_MAX]
+    first = listed[0] if listed else {"field": "", "problem": "invalid"}
+    return RequestError(f"{first['field']}: {first['problem']}", problems=listed)
+
+
+def documented(*kinds: type[SandboxdError]) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of a route that may end with these errors, by status, with every code."""
+    by_status: dict[int | str, list[type[SandboxdError]]] = {}
+    for kind in kinds:
+        by_status.setdefault(status_of(kind), []).append(kind)
+    return {
+        status: {
+            "model": ErrorAnswer,
+            "description": "; ".join(f"`{kind.code}`: {_summary(kind)}" for kind in those),
+            "content": {
+                "application/json": {
+                    "examples": {
+                        kind.code: {
+                            "value": {
+                                "error": {
+                                    "code": kind.code,
+                                    "message": _summary(kind),
+                                    "cause": kind.cause,
+                                    "retryable": kind.retryable,
+                                    "hint": None,
+                                    "detail": {},
+                                }
+                            }
+                        }
+                        for kind in those
+                    }
+                }
+            },
+        }
+        for status, those in by_status.items()
+    }
+
+
+def _summary(kind: type[SandboxdError]) -> str:
+    # Not inspect.getdoc: it would give a class without words those of its base.
+    words = kind.__dict__.get("__doc__") or kind.code.replace("-", " ").capitalize() + "."
+    return str(words).strip().split("\n")[0]
+
+
+def install(app: FastAPI) -> None:
+    """Make every way to fail end in that body."""
+
+    @app.exception_handler(SandboxdError)
+    async def _ours(_: Request, error: Exception) -> Response:
+        assert isinstance(error, SandboxdError)
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        # The first part of a location says where (body, query …); it is what tells two apart.
+        return error_response(validation_error(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return error_response(_from_http(request, error), error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(_: Request, error: Exception) -> Response:
+        # Nobody reads this; without it a client's going away would be logged as our failure.
+        return Response(status_code=499)
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> Response:
+        # Starlette raises it again after this answer, so the server logs the traceback.
+        log.error("%s %s failed: %r", request.method, request.url.path, error)
+        return error_response(SandboxdError("the daemon failed; its log says why"))
+
+
+def _from_http(request: Request, error: HTTPException) -> SandboxdError:
+    if error.status_code == 404:
+        return RouteNotFound(f"there is nothing at {request.url.path}")
+    if error.status_code == 405:
+        return MethodNotAllowed(f"{request.method} is not for {request.url.path}")
+    return HttpError(str(error.detail), status=error.status_code)

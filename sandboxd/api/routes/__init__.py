@@ -1,0 +1,1 @@
+"""One file a resource; each has a ``router`` that ``sandboxd.api.app`` includes."""

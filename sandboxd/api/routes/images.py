@@ -1,0 +1,75 @@
+"""Images: what this node's store has, and making one ready ahead of need."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from sandboxd import errors
+from sandboxd.api.answers import JsonAnswer, timestamp
+from sandboxd.api.bodies import json_body, parse
+from sandboxd.api.exception_handlers import documented
+from sandboxd.api.schemas import ImageBody, ImageList, PreparedImageAnswer
+from sandboxd.images.store import LIST_MAX
+from sandboxd.runtime.manager import Runtime
+
+router = APIRouter(prefix="/v1/images", tags=["images"])
+
+
+@router.get("", response_model=ImageList, responses=documented(errors.NodeUnavailable))
+async def list_images(request: Request) -> Response:
+    """The images of this node's store by name, and which of them are mounted. Not checked: whether
+    one can be used is known once it is prepared."""
+    runtime: Runtime = request.app.state.runtime
+    users: dict[str, int] = {}
+    for mount in runtime.images.mounted():
+        users[mount.name] = users.get(mount.name, 0) + mount.users
+    known = await runtime.images.store.known()
+    answers = [
+        {
+            "name": image.name,
+            "size_bytes": image.size_bytes,
+            "modified_at": timestamp(image.modified_at),
+            "mounted": image.name in users,
+            "users": users.get(image.name, 0),
+        }
+        for image in known
+    ]
+    there = {image.name for image in known}
+    # A mounted image outlives its file: its sandboxes go on.
+    answers += [
+        {"name": name, "size_bytes": None, "modified_at": None, "mounted": True, "users": count}
+        for name, count in users.items()
+        if name not in there
+    ]
+    return JsonAnswer({"images": answers, "truncated": len(known) >= LIST_MAX})
+
+
+@router.post(
+    "",
+    response_model=PreparedImageAnswer,
+    openapi_extra=json_body(ImageBody),
+    responses=documented(
+        errors.RequestError,
+        errors.ImageNotFound,
+        errors.ImageInvalid,
+        errors.ImageUnavailable,
+        errors.NodeUnavailable,
+    ),
+)
+async def prepare(request: Request) -> Response:
+    """Check and mount an image, so that its first sandbox need not wait for that."""
+    runtime: Runtime = request.app.state.runtime
+    body = await parse(ImageBody, request)
+    image, mount = await runtime.images.acquire(body.image)
+    runtime.images.release(mount)
+    return JsonAnswer(
+        {
+            "name": image.name,
+            "key": image.key,
+            "size_bytes": image.size_bytes,
+            "mounted": True,
+            "user": image.config.user,
+            "workdir": image.config.workdir,
+            "labels": image.config.labels,
+        }
+    )

@@ -1,0 +1,374 @@
+"""What goes in and out over HTTP: the public spelling of ``sandboxd.model``.
+
+Bodies are strict: an unknown field, a number in a string, NaN, a NUL byte in a string or an ``=``
+in a variable's name is refused (``request-invalid``), never repaired. What a node allows beyond
+these ranges is its configuration's to say (``GET /v1/node``).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from sandboxd.config import Config
+from sandboxd.images.store import NAME_MAX, NAME_PATTERN
+from sandboxd.model import ExecRequest, Limits, SandboxSpec, Truncate
+
+PATH_BYTES_MAX: Final = 4095
+"""PATH_MAX of the kernel without its NUL."""
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not hold a NUL byte")
+    return text
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/"):
+        raise ValueError("must be an absolute path")
+    if len(text.encode()) > PATH_BYTES_MAX:
+        raise ValueError(f"has more than {PATH_BYTES_MAX} bytes")
+    return _no_nul(text)
+
+
+def _variable(name: str) -> str:
+    if not name or "=" in name:
+        raise ValueError("a variable's name must not be empty or hold '='")
+    return _no_nul(name)
+
+
+Text = Annotated[str, AfterValidator(_no_nul)]
+AbsolutePath = Annotated[str, AfterValidator(_path)]
+Word = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+User = Annotated[
+    str,
+    StringConstraints(
+        min_length=1, max_length=128, pattern=r"^[^\x00-\x20\x7f:/]+(:[^\x00-\x20\x7f:/]+)?$"
+    ),
+]
+Environment = Annotated[
+    dict[Annotated[str, AfterValidator(_variable)], Text], Field(max_length=1024)
+]
+ImageName = Annotated[str, StringConstraints(max_length=NAME_MAX, pattern=f"^{NAME_PATTERN}$")]
+Hostname = Annotated[
+    str,
+    StringConstraints(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$"),
+]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+# --- sandboxes -------------------------------------------------------------------------------
+
+
+class LimitsBody(Body):
+    """What one sandbox may use; what is left out is the node's default."""
+
+    cpus: float | None = Field(default=None, ge=0.01, le=4096, examples=[1.0])
+    memory_mb: int | None = Field(default=None, ge=16, le=1 << 24, examples=[2048])
+    disk_mb: int | None = Field(default=None, ge=1, le=1 << 24, examples=[2048])
+    """Bytes of the writable layer. Its pages are memory of the node."""
+    inodes: int | None = Field(default=None, ge=16, le=1 << 28)
+    """Files of the writable layer."""
+    pids: int | None = Field(default=None, ge=8, le=1 << 22, examples=[512])
+    nofile: int | None = Field(default=None, ge=16, le=1 << 20)
+    """Open files of each process."""
+    shm_mb: int | None = Field(default=None, ge=1, le=1 << 24)
+    """Size of /dev/shm."""
+
+    def over(self, defaults: Limits) -> Limits:
+        return Limits(
+            **{
+                name: getattr(defaults, name) if value is None else value
+                for name, value in self.model_dump().items()
+            }
+        )
+
+
+class CreateBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "image": "debian-python",
+                    "run": "grpo-17",
+                    "labels": {"task": "django-11099"},
+                    "env": {"PYTHONDONTWRITEBYTECODE": "1"},
+                    "limits": {"cpus": 1, "memory_mb": 2048, "disk_mb": 1024},
+                    "ttl_s": 1800,
+                }
+            ]
+        }
+    )
+
+    image: ImageName
+    """Name of an image of this node, without ``.sif``."""
+    run: Word = ""
+    """Who owns it: a run can be listed as a whole."""
+    name: Word = ""
+    labels: Annotated[dict[Word, Word], Field(max_length=64)] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
+    """On top of the image's."""
+    workdir: AbsolutePath | None = None
+    """Where commands start; the image's if left out. Made if it is missing."""
+    user: User | None = None
+    """``name``, ``uid``, or either with ``:group``; the image's if left out."""
+    limits: LimitsBody = LimitsBody()
+    ttl_s: float | None = Field(default=None, gt=0, le=31_536_000)
+    """Seconds after which it is deleted by itself."""
+    hostname: Hostname = "sandbox"
+
+    def to_spec(self, config: Config) -> SandboxSpec:
+        return SandboxSpec(
+            image=self.image,
+            limits=self.limits.over(config.default_limits),
+            run=self.run,
+            name=self.name,
+            labels=self.labels,
+            env=self.env,
+            workdir=self.workdir,
+            user=self.user,
+            hostname=self.hostname,
+            ttl_s=config.default_ttl_s if self.ttl_s is None else self.ttl_s,
+        )
+
+
+class LimitsAnswer(Answer):
+    cpus: float
+    memory_mb: int
+    disk_mb: int
+    inodes: int
+    pids: int
+    nofile: int
+    shm_mb: int
+
+
+class FailureAnswer(Answer):
+    code: str
+    message: str
+    cause: Literal["workload", "request", "node"]
+    retryable: bool
+
+
+class SandboxAnswer(Answer):
+    id: str = Field(examples=["sb-w5t3d6c2nq4mzk7xq3v4y2a5pe"])
+    state: Literal["creating", "running", "failed", "deleting"]
+    image: str
+    image_key: str
+    """Names the very file that is mounted."""
+    run: str
+    name: str
+    labels: dict[str, str]
+    node: str
+    limits: LimitsAnswer
+    """Those in effect, the node's defaults filled in."""
+    enforcement: dict[str, Any]
+    """How this node holds each limit: ``enforced``, ``watchdog`` or ``none``."""
+    user: str
+    workdir: str
+    hostname: str
+    ttl_s: float
+    created_at: str = Field(examples=["2025-11-29T15:43:07.125Z"])
+    expires_at: str
+    phases_ms: dict[str, float]
+    """Where the milliseconds of its making went."""
+    failure: FailureAnswer | None
+    """Why nothing can run in it any more; null unless ``state`` is ``failed``."""
+
+
+class SandboxList(Answer):
+    sandboxes: list[SandboxAnswer]
+    next: str | None
+    """Give it as ``after`` to get the following page; null at the end."""
+
+
+# --- exec ------------------------------------------------------------------------------------
+
+
+class ExecBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"command": ["pytest", "-q"], "cwd": "/work", "timeout_s": 300},
+                {"command": "cd /work && git diff | head -100"},
+            ]
+        }
+    )
+
+    command: Annotated[list[Text], Field(min_length=1)] | Annotated[Text, Field(min_length=1)]
+    """A list is run as it is; a string by the sandbox's bash, or sh where there is none."""
+    cwd: AbsolutePath | None = None
+    """The sandbox's workdir if left out."""
+    env: Environment = Field(default_factory=dict)
+    """On top of the sandbox's."""
+    user: User | None = None
+    stdin: str | None = None
+    """UTF-8 text; /dev/null if neither this nor ``stdin_base64`` is given."""
+    stdin_base64: str | None = None
+    timeout_s: float | None = Field(default=None, gt=0)
+    """Then its whole process tree is killed and ``timed_out`` is true."""
+    grace_s: float = Field(default=2.0, ge=0, le=60)
+    """Between SIGTERM and SIGKILL once the time is up."""
+    max_output_bytes: int | None = Field(default=None, ge=0)
+    """Kept of each stream; the rest is read and counted."""
+    truncate: Literal["head", "tail", "both"] = "both"
+    """Which part of a longer stream is kept; ``both``: half from each end."""
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    """Of the output in the answer; in ``utf-8`` what is none is replaced by U+FFFD."""
+
+    @model_validator(mode="after")
+    def _one_stdin(self) -> ExecBody:
+        if self.stdin is not None and self.stdin_base64 is not None:
+            raise ValueError("stdin and stdin_base64 exclude each other")
+        if self.command[0] == "":
+            raise ValueError("the command's first word must not be empty")
+        return self
+
+    def stdin_bytes(self) -> bytes | None:
+        """Raises ValueError for what is no base64."""
+        if self.stdin_base64 is None:
+            return None if self.stdin is None else self.stdin.encode()
+        try:
+            return base64.b64decode(self.stdin_base64, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"stdin_base64: {error}") from error
+
+    def to_request(self, config: Config) -> ExecRequest:
+        """Raises ValueError for what is no base64."""
+        return ExecRequest(
+            command=self.command if isinstance(self.command, str) else tuple(self.command),
+            cwd=self.cwd,
+            env=self.env,
+            user=self.user,
+            stdin=self.stdin_bytes(),
+            timeout_s=config.default_timeout_s if self.timeout_s is None else self.timeout_s,
+            grace_s=self.grace_s,
+            max_output_bytes=(
+                config.default_output_bytes
+                if self.max_output_bytes is None
+                else self.max_output_bytes
+            ),
+            truncate=Truncate(self.truncate),
+        )
+
+
+class ExecAnswer(Answer):
+    exit_code: int
+    """The command's own; 128+n when signal n ended it, 124 when the time was up, 127 not found,
+    126 not executable."""
+    signal: int | None
+    timed_out: bool
+    oom_killed: bool
+    stdout: str
+    stderr: str
+    encoding: Literal["utf-8", "base64"]
+    stdout_total_bytes: int
+    stderr_total_bytes: int
+    stdout_truncated: bool
+    stderr_truncated: bool
+    wall_s: float
+    cpu_user_s: float
+    cpu_system_s: float
+    peak_memory_bytes: int
+
+
+# --- files, images, the node -----------------------------------------------------------------
+
+
+class FileAnswer(Answer):
+    path: str
+    size_bytes: int
+    mode: str = Field(examples=["0644"])
+    uid: int
+    gid: int
+    mtime_ns: int
+    """Nanoseconds since the epoch; a number, as a program may set what no calendar has."""
+
+
+class ImageBody(Body):
+    image: ImageName = Field(examples=["debian-python"])
+
+
+class ImageAnswer(Answer):
+    name: str
+    size_bytes: int | None
+    modified_at: str | None
+    mounted: bool
+    users: int
+    """Sandboxes that have it as their root."""
+
+
+class ImageList(Answer):
+    images: list[ImageAnswer]
+    truncated: bool
+    """There are more than are listed here."""
+
+
+class PreparedImageAnswer(Answer):
+    name: str
+    key: str
+    size_bytes: int
+    mounted: Literal[True]
+    user: str
+    workdir: str
+    labels: dict[str, str]
+
+
+class NodeAnswer(Answer):
+    name: str
+    version: str
+    ready: bool
+    sandboxes: dict[str, int]
+    """Number by state."""
+    max_sandboxes: int
+    default_limits: LimitsAnswer
+    max_limits: LimitsAnswer
+    max_ttl_s: float
+    max_timeout_s: float
+    max_output_bytes: int
+    features: dict[str, Any]
+    """What the node can do, as tried out at its start."""
+    enforcement: dict[str, Any]
+    capacity: dict[str, Any]
+    counts: dict[str, Any]
+
+
+class HealthAnswer(Answer):
+    status: Literal["ok"]
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+class ErrorDetail(Answer):
+    code: str = Field(examples=["sandbox-not-found"])
+    message: str
+    cause: Literal["workload", "request", "node"]
+    """Whose fault: the policy's program, this request, or the machine."""
+    retryable: bool
+    """Whether the same request may succeed if it is sent again."""
+    hint: str | None
+    detail: dict[str, Any]
+
+
+class ErrorAnswer(Answer):
+    error: ErrorDetail

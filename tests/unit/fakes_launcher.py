@@ -1,0 +1,208 @@
+"""A launcher in Python: speaks launcher/protocol.py, with a FakePid1 behind each sandbox."""
+
+import contextlib
+import os
+import select
+import socket
+import threading
+
+from sandboxd.errors import ImageNotFound
+from sandboxd.images.store import CheckedImage, KnownImage
+from sandboxd.launcher import protocol
+from sandboxd.model import ImageConfig
+from tests.unit.fakes_pid1 import FakePid1, seqpacket_pair
+
+
+class FakeStore:
+    """Images without files. ``images`` is name -> ImageConfig."""
+
+    def __init__(self, images):
+        self.images = images
+
+    async def check(self, name):
+        if name not in self.images:
+            raise ImageNotFound(f"no image {name!r}")
+        return CheckedImage(name, f"key-{name}", 4096, 1000, self.images[name])
+
+    async def open(self, image):
+        return os.open("/dev/null", os.O_RDONLY)
+
+    async def known(self):
+        return [KnownImage(name, 1000, 1e9) for name in sorted(self.images)]
+
+
+def default_store():
+    config = ImageConfig(env=("PATH=/usr/bin:/bin", "LANG=C.UTF-8"), workdir="/work", user="0")
+    return FakeStore({"debian": config, "other": ImageConfig()})
+
+
+class FakeLauncher:
+    """Listens at ``path``; ``root`` is what all sandboxes see as their root.
+
+    ``fail[verb]`` is a list of errors to answer with first; a verb in ``held`` is not answered
+    until ``release``.
+    """
+
+    def __init__(self, path, root):
+        self.path = str(path)
+        self.root = root
+        self.oom_path = ""
+        self.rows = {}
+        self.pid1s = {}
+        self.mounted = {}
+        self.fail = {}
+        self.held = set()
+        self._held_back = []
+        self.seen = []
+        self._lock = threading.RLock()
+        self._connections = []
+        self._stop_r, self._stop_w = os.pipe()
+        self._begin()
+
+    def _begin(self):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.path)
+        self._listener.listen(8)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while True:
+            waiting = [self._stop_r, self._listener, *self._connections]
+            ready, _, _ = select.select(waiting, [], [])
+            if self._stop_r in ready:
+                os.read(self._stop_r, 1)
+                return
+            for one in ready:
+                if one is self._listener:
+                    self._connections.append(one.accept()[0])
+                    continue
+                try:
+                    message, fds = protocol.receive(one)
+                except OSError:
+                    message, fds = None, []
+                if message is None:
+                    self._connections.remove(one)
+                    one.close()
+                    continue
+                with self._lock:
+                    self._handle(one, message, fds)
+
+    def _handle(self, connection, message, fds):
+        verb = message["verb"]
+        self.seen.append(message)
+        if verb in self.held:
+            self._held_back.append((connection, message, fds))
+            return
+        out_fds = []
+        if self.fail.get(verb):
+            answer = {"error": self.fail[verb].pop(0)}
+        else:
+            answer = getattr(self, "do_" + verb)(message, out_fds)
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            protocol.send(connection, {"id": message["id"], **answer}, tuple(out_fds))
+        for fd in out_fds:
+            os.close(fd)
+
+    def do_hello(self, message, _fds):
+        return {"ok": {"version": protocol.VERSION, "boot_id": "b", "started_at": 1.0}}
+
+    def do_node(self, message, _fds):
+        return {
+            "ok": {
+                "features": {"userns": True},
+                "limits": {"memory_mb": "enforced", "cpus": "none"},
+                "capacity": {"memory_mb": 1000},
+                "counts": {"sandboxes": len(self.rows)},
+            }
+        }
+
+    def do_mount(self, message, _fds):
+        self.mounted[message["key"]] = message["name"]
+        return {"ok": {"key": message["key"]}}
+
+    def do_unmount(self, message, _fds):
+        self.mounted.pop(message["key"], None)
+        return {"ok": {"key": message["key"]}}
+
+    def do_images(self, message, _fds):
+        rows = [
+            {"key": key, "name": name, "pid": 1, "users": 0} for key, name in self.mounted.items()
+        ]
+        return {"ok": {"images": rows}}
+
+    def do_create(self, message, fds):
+        ours, theirs = seqpacket_pair()
+        sandbox = message["sandbox"]
+        self.pid1s[sandbox] = [FakePid1(theirs, self.root)]
+        self.rows[sandbox] = {
+            "sandbox": sandbox,
+            "pid": 1,
+            "state": "running",
+            "images": message["images"],
+            "meta": message["meta"],
+        }
+        fds.append(ours.detach())
+        ok = {"sandbox": sandbox, "pid": 1, "phases": {"clone": 0.5, "pivot": 0.25}}
+        return {"ok": {**ok, "oom_kill_path": self.oom_path}}
+
+    def do_attach(self, message, fds):
+        ours, theirs = seqpacket_pair()
+        self.pid1s[message["sandbox"]].append(FakePid1(theirs, self.root))
+        fds.append(ours.detach())
+        return {"ok": {"sandbox": message["sandbox"], "oom_kill_path": self.oom_path}}
+
+    def do_list(self, message, _fds):
+        later = sorted(key for key in self.rows if key > message["after"])
+        page = later[: protocol.LIST_PAGE]
+        return {
+            "ok": {"sandboxes": [self.rows[key] for key in page], "more": len(later) > len(page)}
+        }
+
+    def do_delete(self, message, _fds):
+        self.rows.pop(message["sandbox"], None)
+        for pid1 in self.pid1s.pop(message["sandbox"], []):
+            pid1.die()
+        return {"ok": {"sandbox": message["sandbox"]}}
+
+    # --- what tests bring about --------------------------------------------------------------
+
+    def release(self, verb):
+        with self._lock:
+            self.held.discard(verb)
+            held, self._held_back = self._held_back, []
+            for connection, message, fds in held:
+                self._handle(connection, message, fds)
+
+    def event(self, message):
+        with self._lock:
+            for connection in self._connections:
+                protocol.send(connection, message)
+
+    def kill_pid1(self, sandbox):
+        for pid1 in self.pid1s[sandbox]:
+            pid1.die()
+        self.pid1s[sandbox] = []
+
+    def stop(self):
+        """Die: connections and the listener close."""
+        os.write(self._stop_w, b"x")
+        self._thread.join(10)
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+
+    def restart(self):
+        self._begin()
+
+    def close(self):
+        self.stop()
+        for sandbox in list(self.pid1s):
+            self.kill_pid1(sandbox)
+        os.close(self._stop_r)
+        os.close(self._stop_w)
