@@ -421,9 +421,16 @@ def _table(actions: Mapping[int, int], default: int, optimize: int) -> bytes:
         return file.read()
 
 
-BINARY_TREE: Final = 2
 LINEAR: Final = 1
-"""Values of libseccomp's SCMP_FLTATR_CTL_OPTIMIZE."""
+BINARY_TREE: Final = 2
+"""Values of libseccomp's SCMP_FLTATR_CTL_OPTIMIZE.
+
+Measured with the sandbox profile and a token on Linux 6.18 (2 cores, JIT on): linear is 462
+instructions, 0.33 to 0.53 ms to load, 178 to 203 ns for a call the table refuses; the tree is 547,
+0.15 to 0.21 ms and 158 ns. Loading is paid once for each sandbox: the kernel walks the program for
+every system call to fill its bitmap of calls that are always allowed, which then cost the same
+under either. Spawning /bin/true under an inherited filter costs what it costs without one.
+"""
 
 
 def compile_profile(

@@ -174,12 +174,13 @@ def test_every_system_call_of_the_headers_is_decided_on_purpose():
         pytest.skip("no asm/unistd_64.h for this machine (package linux-libc-dev)")
     numbers = dict(re.findall(r"#define __NR_(\w+) (\d+)", headers[0].read_text()))
     decided = {name for group in load(SANDBOX_PROFILE)["syscalls"] for name in group["names"]}
-    # Linux 6.19 ends at 471; what comes later gets the default until someone has thought about it.
+    # What comes after 471 gets the default until someone has thought about it.
     missing = {name for name, number in numbers.items() if int(number) <= 471} - decided
     assert not missing
 
 
-@pytest.mark.parametrize("name", DANGEROUS)
+# Some exist on x86-64 only (ioperm, iopl), where alone they have a number.
+@pytest.mark.parametrize("name", [name for name in DANGEROUS if number_of(name) >= 0])
 def test_dangerous_calls_get_eperm(name):
     assert interpret(seccomp.compile_profile(SANDBOX_PROFILE), number_of(name)) == EPERM
 
