@@ -1,0 +1,81 @@
+"""``sandboxd doctor``: try what this node can do, and say what to do about the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from sandboxd.cli import options
+from sandboxd.cli.output import print_json
+from sandboxd.config import Config, load_config
+from sandboxd.errors import ConfigError
+from sandboxd.linux import cgroup_usage, features
+from sandboxd.linux.features import Features, Probe, Status
+
+_STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
+
+
+def doctor(config: options.ConfigFile = None, as_json: options.Json = False) -> None:
+    """Try what this node can do. Exit status 1 if something it needs does not work."""
+    settings, complaint = _settings(config)
+    found, probes = features.probe(
+        settings.user,
+        sandboxes=settings.max_sandboxes,
+        squashfuse=Path(settings.squashfuse) if settings.squashfuse else None,
+    )
+    probes = [complaint, *probes, _usage(found, settings)]
+    failed = any(probe.status == Status.FAIL for probe in probes)
+    if as_json:
+        print_json(
+            {
+                "ok": not failed,
+                "features": found.to_json(),
+                "probes": [features.probe_to_json(probe) for probe in probes],
+            }
+        )
+    else:
+        _print(probes)
+    raise typer.Exit(int(failed))
+
+
+def _settings(config: Path | None) -> tuple[Config, Probe]:
+    """A configuration that is wrong is a finding; the node is looked at with the defaults."""
+    try:
+        settings = load_config(config)
+    except ConfigError as error:
+        remedy = error.hint or "correct it, or unset it"
+        return Config(), Probe("configuration", Status.FAIL, error.message, remedy)
+    origins = sorted(set(settings.origins.values()))
+    return settings, Probe("configuration", Status.OK, ", ".join(origins) or "defaults")
+
+
+def _usage(found: Features, settings: Config) -> Probe:
+    """What the sandboxes of a running daemon use; without one, groups that were left behind."""
+    groups = [
+        group
+        for group in cgroup_usage.usage_below(found.cgroup, settings.cgroup_root)
+        if group.processes
+    ]
+    mebibytes = sum(group.memory_bytes for group in groups) >> 20
+    count = f"{len(groups)} cgroup{'' if len(groups) == 1 else 's'} with processes"
+    return Probe("in use", Status.OK, f"{count}, {mebibytes} MiB")
+
+
+def _print(probes: list[Probe]) -> None:
+    console = Console(highlight=False)
+    width = max(len(probe.name) for probe in probes)
+    for probe in probes:
+        line = Text.assemble(
+            (f"{probe.status:<5}", _STYLES[probe.status]),
+            f"{probe.name:<{width}}  {probe.detail}",
+        )
+        console.print(line, soft_wrap=True)
+        if probe.remedy:
+            console.print(Text(f"{'':<{width + 5}}  -> {probe.remedy}"), soft_wrap=True)
+    counts = {status: sum(probe.status == status for probe in probes) for status in Status}
+    console.print(
+        f"\n{counts[Status.OK]} ok, {counts[Status.WARN]} warn, {counts[Status.FAIL]} fail"
+    )

@@ -1,0 +1,92 @@
+"""``sandboxd run IMAGE -- COMMAND``: one command in a sandbox of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from sandboxd.cli import options
+from sandboxd.cli.http import Daemon, DaemonError
+from sandboxd.cli.output import (
+    EXIT_NOT_RUN,
+    complain,
+    print_json,
+    print_result,
+    reporting,
+    say,
+)
+
+
+def run(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name of an image of the node.")],
+    command: options.Command,
+    *,
+    cpus: Annotated[float | None, typer.Option(help="Limit.")] = None,
+    memory_mb: Annotated[int | None, typer.Option(help="Limit.")] = None,
+    disk_mb: Annotated[int | None, typer.Option(help="Limit of what it may write.")] = None,
+    pids: Annotated[int | None, typer.Option(help="Limit.")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Do not delete the sandbox; its ID is told on stderr.")
+    ] = False,
+    timeout: options.Timeout = None,
+    cwd: options.Cwd = None,
+    user: options.User = None,
+    env: options.Env = None,
+    as_json: options.Json = False,
+    url: options.Url = None,
+    token_file: options.TokenFile = None,
+    config: options.ConfigFile = None,
+) -> None:
+    """Create a sandbox, run a command in it and delete it; the command's exit status is ours."""
+    body = options.command_body(command, timeout, cwd, user, env)
+    given = {"cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
+    limits = {name: value for name, value in given.items() if value is not None}
+    with (
+        reporting(EXIT_NOT_RUN),
+        options.daemon(url, token_file, config) as daemon,
+        _terminating(),
+    ):
+        created = daemon.create({"image": image} | ({"limits": limits} if limits else {}))
+        try:
+            result = daemon.execute(created["id"], body)
+        except BaseException:
+            # However this ends, an interrupt included; the first error is the one to tell of.
+            _end(daemon, created, keep)
+            raise
+        deleted = _end(daemon, created, keep)
+    if as_json:
+        print_json({"sandbox": created, "result": result})
+    else:
+        print_result(result)
+    raise typer.Exit(result["exit_code"] if deleted else EXIT_NOT_RUN)
+
+
+def _end(daemon: Daemon, created: dict[str, Any], keep: bool) -> bool:
+    if keep:
+        say(f"kept {created['id']}")
+        return True
+    try:
+        daemon.delete(created["id"])
+    except DaemonError as error:
+        complain(error)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _terminating() -> Iterator[None]:
+    """SIGTERM unwinds the program, as SIGINT does already, so that the sandbox is deleted."""
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
