@@ -11,6 +11,7 @@ One thin wrapper for each system call; none keeps state. Everything here raises
 ``capabilities``   capget(2), capset(2), bounding set, securebits
 ``cgroup``         both cgroup versions: the layout and the life of a group
 ``cgroup_limits``  limits and usage of a group
+``cgroup_usage``   what all groups below one use
 ``procfs``         readers of /proc
 ``seccomp``        filters
 ``id_ranges``      subordinate ids and the maps made of them

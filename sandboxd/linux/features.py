@@ -135,13 +135,16 @@ def _reason(error: OSError | ChildError) -> str:
 
 
 def probe(
-    account: str = "sandboxd", ids: IdRange | None = None, sandboxes: int = 256
+    account: str = "sandboxd",
+    ids: IdRange | None = None,
+    sandboxes: int = 256,
+    squashfuse: Path | None = None,
 ) -> tuple[Features, list[Probe]]:
     """Try everything. Needs to run in a process with one thread.
 
     ``account`` is whom the daemon runs as. ``ids`` are the host ids the node's user namespace will
     have, where the configuration names them; else those of the account. ``sandboxes``: how many at
-    once the host's limits should be enough for.
+    once the host's limits should be enough for. ``squashfuse``: the program, if not the one found.
     """
     found = _Findings()
     ids = _account(found, account, ids)
@@ -149,7 +152,7 @@ def probe(
     layout = cgroup.layout()
     features = Features(
         ids=count,
-        **_mounts(found, map_ids),
+        **_mounts(found, map_ids, squashfuse or programs.find_program("squashfuse_ll")),
         pidfd=found.attempt(
             "pidfd", processes.pidfds, "signal and wait by pidfd", "use Linux 5.4 or newer"
         ),
@@ -249,9 +252,8 @@ def _user_namespaces(found: _Findings, ids: IdRange) -> tuple[int, mounts.MapIds
     return 1, id_ranges.map_self_only
 
 
-def _mounts(found: _Findings, map_ids: mounts.MapIds) -> dict[str, Any]:
+def _mounts(found: _Findings, map_ids: mounts.MapIds, squashfuse: Path | None) -> dict[str, Any]:
     newer = "use Linux 6.6 or newer: before that, tmpfs has no user xattrs"
-    squashfuse = programs.find_program("squashfuse_ll")
     served = False
     overlay = found.attempt(
         "overlay", lambda: mounts.overlay(map_ids, False), "copy up, white out, make opaque", newer

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from sandboxd.linux import cgroup, child, process
+from sandboxd.linux import cgroup, cgroup_usage, child, process
 from sandboxd.linux.cgroup_limits import limits_for
 
 TIMEOUT_S = 10.0
@@ -147,6 +147,28 @@ class TestLimits:
                     assert int(swap.read_text()) == extra + 1 << 20
             assert limits.memory_bytes(path) == 0
             assert limits.oom_kills(path) == 0
+
+    def test_usage_of_all_groups_below_one(self):
+        def hold():
+            cgroup.add_process(path / "one", 0)
+            page = bytearray(8 << 20)
+            os.write(write_fd, b"x")
+            signal.pause()
+            return len(page)
+
+        read_fd, write_fd = os.pipe()
+        with group("memory") as path:
+            for name in ("one", "two"):
+                cgroup.make(path / name)
+            with child.running(hold):
+                assert os.read(read_fd, 1) == b"x"
+                one, two = cgroup_usage.usage_below(cgroup.layout(), path.name)
+            assert (one.name, one.processes, two.name, two.processes) == ("one", 1, "two", 0)
+            assert one.memory_bytes >= 8 << 20
+            assert two.memory_bytes == 0
+            assert cgroup_usage.usage_below(cgroup.layout(), "no-such-group") == []
+        os.close(read_fd)
+        os.close(write_fd)
 
     def test_pids_are_counted_and_refusals_too(self):
         limits = limits_for(cgroup.layout(), "pids")
