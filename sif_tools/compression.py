@@ -3,6 +3,9 @@
 The media type is not consulted: registries hold gzip layers labelled zstd and plain tars labelled
 gzip. Understood are gzip (any number of members), zstd (any number of frames, skippable ones
 included) and no compression. Memory stays bounded whatever the ratio.
+
+Not for deciding that a layer is whole: a zstd stream cut short ends early and silently here; the
+layer's diff_id and size tell.
 """
 
 from __future__ import annotations
