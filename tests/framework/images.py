@@ -104,16 +104,17 @@ def busybox_vector() -> Path:
 
 
 def convert(source: str, target: Path) -> Path:
-    """`sif-tools convert`, into a file of its own that then takes its place."""
-    program = Path(sys.executable).with_name("sif-tools")
+    """`sif-tools convert`, into a file of its own that then takes its place.
+
+    As a module, since a checkout need not be installed."""
     with tempfile.TemporaryDirectory(prefix=".convert-", dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        _run([str(program), "convert", source, str(made)])
+        _run([sys.executable, "-m", "sif_tools", "convert", source, str(made)])
         made.replace(target)
     return target
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
