@@ -21,7 +21,6 @@ import contextlib
 import errno
 import json
 import os
-import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -164,12 +163,3 @@ def become_root() -> None:
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-
-
-def drain(sock: socket.socket, timeout_s: float) -> bytes:
-    """One datagram or chunk, or ETIMEDOUT."""
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    if not poller.poll(timeout_s * 1000):
-        raise _libc.oserror(errno.ETIMEDOUT, f"nothing received in {timeout_s:g} s")
-    return sock.recv(65536)

@@ -152,7 +152,9 @@ def probe(
     layout = cgroup.layout()
     features = Features(
         ids=count,
-        **_mounts(found, map_ids, squashfuse or programs.find_program("squashfuse_ll")),
+        **_mounts(
+            found, map_ids if count else None, squashfuse or programs.find_program("squashfuse_ll")
+        ),
         pidfd=found.attempt(
             "pidfd", processes.pidfds, "signal and wait by pidfd", "use Linux 5.4 or newer"
         ),
@@ -252,7 +254,20 @@ def _user_namespaces(found: _Findings, ids: IdRange) -> tuple[int, mounts.MapIds
     return 1, id_ranges.map_self_only
 
 
-def _mounts(found: _Findings, map_ids: mounts.MapIds, squashfuse: Path | None) -> dict[str, Any]:
+def _mounts(
+    found: _Findings, map_ids: mounts.MapIds | None, squashfuse: Path | None
+) -> dict[str, Any]:
+    """``map_ids``: None where there are no user namespaces to try it in."""
+    if map_ids is None:
+        for name in ("overlay", "overlay of detached layers", "fuse", "squashfuse", "proc"):
+            found.add(name, Status.FAIL, "not tried", "see user namespaces")
+        return {
+            "overlay": False,
+            "overlay_detached": False,
+            "fuse": False,
+            "squashfuse": None,
+            "proc": False,
+        }
     newer = "use Linux 6.6 or newer: before that, tmpfs has no user xattrs"
     served = False
     overlay = found.attempt(
@@ -268,7 +283,7 @@ def _mounts(found: _Findings, map_ids: mounts.MapIds, squashfuse: Path | None) -
         "fuse",
         lambda: mounts.fuse(map_ids),
         "mounted in a user namespace",
-        "modprobe fuse, and see that /dev/fuse is there",
+        "modprobe fuse, and see that this account may open /dev/fuse",
     )
     if squashfuse is not None:
         served = found.attempt(

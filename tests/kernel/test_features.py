@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sandboxd.linux import cgroup, child, features, id_ranges, mount, namespaces, programs
+from sandboxd.linux import (
+    cgroup,
+    child,
+    features,
+    id_ranges,
+    mount,
+    namespaces,
+    process,
+    programs,
+)
 from sandboxd.linux.child import ChildError
 from sandboxd.linux.features import Status
 from sandboxd.linux.id_ranges import IdRange
@@ -95,6 +104,38 @@ def test_an_account_that_does_not_exist_is_named():
     if os.geteuid() == 0:
         assert by_name["id range"].status == Status.FAIL
         assert "--add-subuids" in by_name["id range"].remedy
+
+
+@pytest.mark.needs("root")
+def test_an_ordinary_account_gets_an_answer():
+    """Without ranges of ids, cgroups or /dev/fuse; what needs none of them works all the same."""
+
+    def work():
+        os.setgroups([])
+        os.setresgid(65_534, 65_534, 65_534)
+        os.setresuid(65_534, 65_534, 65_534)
+        process.set_dumpable(True)
+        found, probes = features.probe(sandboxes=1)
+        return [found.to_json(), {probe.name: probe.status for probe in probes}]
+
+    found, statuses = child.run(work, TIMEOUT_S)
+    assert found["ids"] in (0, 1)
+    assert (found["overlay"], found["proc"]) == (found["ids"] == 1, found["ids"] == 1)
+    assert (found["pidfd"], found["seccomp"]) == (True, True)
+    assert found["limits"] == {"memory": "none", "pids": "none", "cpu": "none"}
+    assert statuses["id range"] == Status.FAIL
+
+
+def test_without_user_namespaces_nothing_is_tried_in_them(monkeypatch):
+    def refuse(map_ids, nested_count):
+        raise PermissionError(errno.EPERM, "Operation not permitted", "unshare")
+
+    monkeypatch.setattr(mounts, "user_namespaces", refuse)
+    found, probes = features.probe(ids=IDS, sandboxes=1)
+    assert (found.ids, found.overlay, found.fuse, found.squashfuse) == (0, False, False, None)
+    details = {probe.name: probe.detail for probe in probes if probe.status == Status.FAIL}
+    assert details["user namespaces"] == "Operation not permitted (unshare)"
+    assert details["overlay"] == "not tried"
 
 
 def in_broken_place(breakage, action):

@@ -39,12 +39,15 @@ _FILE_TEXT: Final = b"read through FUSE\n"
 def user_namespaces(map_ids: MapIds, nested_count: int) -> None:
     """A user namespace with many ids, and in it another with the first ``nested_count``.
 
-    The inner one must be able to take its last id and to drop its groups: apt needs both.
+    The inner one must be able to take its last id and to set its groups: apt needs both. With a
+    ``nested_count`` of 1 neither is asked for: a map of one's own id has given up setgroups(2).
     """
+    one_id = nested_count == 1
 
     def take_last_id() -> None:
         last = nested_count - 1
-        os.setgroups([last])
+        if not one_id:
+            os.setgroups([last])
         os.setresgid(last, last, last)
         os.setresuid(last, last, last)
 
@@ -53,7 +56,7 @@ def user_namespaces(map_ids: MapIds, nested_count: int) -> None:
 
     def map_inner(pid: int) -> None:
         ids = [(0, 0, nested_count)]
-        namespaces.write_id_map(pid, ids, ids)
+        namespaces.write_id_map(pid, ids, ids, setgroups=not one_id)
 
     child.run(nest, TIMEOUT_S, NODE, map_ids)
 
