@@ -18,13 +18,16 @@ def exec_(
     cwd: options.Cwd = None,
     user: options.User = None,
     env: options.Env = None,
+    stdin: options.Stdin = False,
     as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
     config: options.ConfigFile = None,
 ) -> None:
     """Run a command in a sandbox; its exit status is ours."""
-    body = options.command_body(command, timeout, cwd, user, env)
+    body = options.command_body(
+        command, timeout_s=timeout, cwd=cwd, user=user, env=env, stdin=stdin
+    )
     with reporting(EXIT_NOT_RUN), options.daemon(url, token_file, config) as daemon:
         result = daemon.execute(sandbox, body)
     if as_json:

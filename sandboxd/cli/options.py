@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +45,10 @@ Env = Annotated[
     list[str] | None,
     typer.Option("--env", "-e", metavar="NAME=VALUE", help="Environment; may be repeated."),
 ]
+Stdin = Annotated[
+    bool,
+    typer.Option("--stdin", "-i", help="Read our stdin to its end and give it to the command."),
+]
 Command = Annotated[
     list[str],
     typer.Argument(
@@ -81,10 +87,12 @@ def _token(config: Config, token_file: Path | None) -> str:
 
 def command_body(
     command: list[str],
+    *,
     timeout_s: float | None,
     cwd: str | None,
     user: str | None,
     env: list[str] | None,
+    stdin: bool,
 ) -> dict[str, Any]:
     """The body of an exec request; what is not given is left to the daemon."""
     # Behind the first argument "--" is no longer ours to interpret, so it arrives with the rest.
@@ -94,6 +102,8 @@ def command_body(
         raise typer.BadParameter("no command is given", param_hint="COMMAND")
     body: dict[str, Any] = {"command": command, "encoding": "base64"}
     given = {"timeout_s": timeout_s, "cwd": cwd, "user": user, "env": _environment(env)}
+    if stdin:
+        given["stdin_base64"] = base64.b64encode(sys.stdin.buffer.read()).decode("ascii")
     return body | {name: value for name, value in given.items() if value is not None}
 
 

@@ -37,13 +37,16 @@ def run(
     cwd: options.Cwd = None,
     user: options.User = None,
     env: options.Env = None,
+    stdin: options.Stdin = False,
     as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
     config: options.ConfigFile = None,
 ) -> None:
     """Create a sandbox, run a command in it and delete it; the command's exit status is ours."""
-    body = options.command_body(command, timeout, cwd, user, env)
+    body = options.command_body(
+        command, timeout_s=timeout, cwd=cwd, user=user, env=env, stdin=stdin
+    )
     given = {"cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
     limits = {name: value for name, value in given.items() if value is not None}
     with (

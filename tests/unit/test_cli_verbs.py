@@ -147,8 +147,8 @@ def server():
 def invoke(server):
     runner = CliRunner(env={"SANDBOXD_URL": server.url, "SANDBOXD_TOKEN": TOKEN})
 
-    def call(*arguments):
-        return runner.invoke(cli.build(), list(arguments))
+    def call(*arguments, stdin=None):
+        return runner.invoke(cli.build(), list(arguments), input=stdin)
 
     return call
 
@@ -192,6 +192,12 @@ class TestExec:
             "user": "me",
             "env": {"A": "b=c", "D": ""},
         }
+
+    def test_stdin_only_when_asked_for(self, server, invoke):
+        invoke("exec", "sb-1", "--", "cat", stdin=b"\xff\0")
+        invoke("exec", "-i", "sb-1", "--", "cat", stdin=b"\xff\0")
+        assert "stdin_base64" not in server.requests[0][2]
+        assert server.requests[1][2]["stdin_base64"] == encoded(b"\xff\0")
 
     def test_json_is_the_answer_itself(self, invoke):
         result = invoke("exec", "--json", "sb-1", "--", "true")
