@@ -51,10 +51,17 @@ class LocalDaemon:
         command = [sys.executable, "-m", "sandboxd", "serve", "--listen", self.address]
         command += ["--images-dir", str(self.images_dir), "--state-dir", str(self.home / "state")]
         command += ["--runtime-dir", str(self.home / "run")]
+        # Nothing of the caller's settings: this daemon is its own.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOXD_")}
         with (self.home / "log").open("wb") as log:
             # A session of its own: Ctrl-C is for this script, which then stops the daemon.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
             )
         self._wait_ready(self._process.pid)
         token = (self.home / "state/token").read_text().strip()

@@ -213,9 +213,14 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | (environment or {}),
+            env=_without_settings() | (environment or {}),
         )
     return Daemon(process, f"http://{address}", state_dir, runtime_dir, images_dir, log_file)
+
+
+def _without_settings() -> dict[str, str]:
+    """The environment less everything the daemon would read from it, our own switches included."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("SANDBOXD_")}
 
 
 def free_port() -> int:
