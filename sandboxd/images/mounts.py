@@ -74,6 +74,7 @@ class ImageMounts:
                 await asyncio.wait({mount.ready})
                 continue
             break
+        mount.name = image.name
         mount.users += 1
         try:
             if not mount.is_ready:
@@ -94,6 +95,7 @@ class ImageMounts:
         if mount is None:
             # Its server is dead already; there is something to let go of all the same.
             mount = self._known(key, name)
+        mount.name = name
         mount.users += 1
         return mount
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from sandboxd.errors import NodeError, NodeUnavailable, SandboxdError, subclasses
+from sandboxd.errors import ImageInUse, NodeError, NodeUnavailable, SandboxdError, subclasses
 from sandboxd.launcher import protocol
 
 log = logging.getLogger(__name__)
@@ -161,10 +161,8 @@ class LauncherClient:
         """Unmount an image; False while the launcher still has a user of it."""
         try:
             answer = await self.call("unmount", key=key)
-        except NodeError as error:
-            if error.detail.get("launcher_code") == "image-in-use":
-                return False
-            raise
+        except ImageInUse:
+            return False
         _close(answer.fds)
         return True
 

@@ -4,8 +4,9 @@ One SOCK_SEQPACKET datagram is one JSON object; file descriptors come beside it 
 socket is the launcher's listening Unix socket, owned by the daemon's user, mode 0600.
 
 Request:  ``{"id": 7, "verb": "create", ...}``
-Answer:   ``{"id": 7, "ok": {...}}`` or ``{"id": 7, "error": {"code": ..., "message": ..., ...}}``
-          where ``code`` is that of a class in ``sandboxd.errors``, ``detail`` its further fields
+Answer:   ``{"id": 7, "ok": {...}}`` or
+          ``{"id": 7, "error": {"code": ..., "message": ..., "hint": ..., "detail": {...}}}`` where
+          ``code`` is that of a class in ``sandboxd.errors``, ``detail`` its further fields
 Event:    ``{"event": "sandbox-died", ...}``, to every connection, whenever it happens
 
 ========== ====================================================== =================================
@@ -27,15 +28,15 @@ delete     ``sandbox``                                            ``sandbox`` wh
 ``sandbox`` is the id the daemon chose; creating one that exists is an error ``sandbox-exists``,
 deleting one that does not is not. ``images`` are keys of mounted images, lowest layer first.
 ``meta`` is the daemon's own blob (a JSON object of at most 16 KiB), given back by ``list``, so that
-a restarted daemon has everything again. ``phases`` are milliseconds by phase name. ``oom_kill_path``
-is a file the daemon's user may read and that has a line ``oom_kill N`` (``memory.events`` of the
-sandbox's cgroup, or v1's ``memory.oom_control``); "" where there is none. ``limits`` of ``node`` says
-by limit name how it is held (``model.Enforcement``).
+a restarted daemon has everything again. ``phases`` are milliseconds by phase name.
+``oom_kill_path`` is a file the daemon's user may read and that has a line ``oom_kill N``
+(``memory.events`` of the sandbox's cgroup, or v1's ``memory.oom_control``); "" where there is none.
+``limits`` of ``node`` says by limit name how it is held (``model.Enforcement``).
 
 The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
 file operations go straight there; the launcher is only in the way of creating and deleting.
 
-Events: ``sandbox-died {sandbox reason}`` (reason: ``exited``, ``image-lost``) and
+Events: ``sandbox-died {sandbox reason}`` (reason: ``exited``, ``oom-killed``, ``image-lost``) and
 ``image-died {key}``.
 """
 

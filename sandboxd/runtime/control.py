@@ -123,6 +123,8 @@ class Control:
                 protocol.send(self._sock, datagram, fds)
             except BlockingIOError:
                 self._loop.add_writer(self._sock.fileno(), self._writable)
+            except (BrokenPipeError, ConnectionResetError):
+                return  # what PID 1 said before its end is still to be read, and then the end
             except OSError as error:
                 self._closed(f"send: {error.strerror}")
                 return
@@ -141,6 +143,9 @@ class Control:
                 protocol.send(self._sock, datagram, fds)
             except BlockingIOError:
                 return
+            except (BrokenPipeError, ConnectionResetError):
+                self._loop.remove_writer(self._sock.fileno())
+                return
             except OSError as error:
                 self._closed(f"send: {error.strerror}")
                 return
@@ -154,7 +159,8 @@ class Control:
     def _readable(self) -> None:
         try:
             datagram, fds = protocol.receive(self._sock)
-        except (BlockingIOError, InterruptedError):
+        except (BlockingIOError, InterruptedError, ConnectionResetError):
+            # The last: PID 1 ended with messages unread. Told once, before what it still had said.
             return
         except OSError as error:
             self._closed(f"receive: {error.strerror}")

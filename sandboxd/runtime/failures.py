@@ -38,7 +38,6 @@ _FILE_ERRORS: Final[dict[int, type[FileError]]] = {
     errno.EPERM: FileAccessDenied,
     errno.EROFS: FileAccessDenied,
     errno.EISDIR: NotARegularFile,
-    errno.ELOOP: NotARegularFile,
     errno.ENXIO: NotARegularFile,
     errno.ENODEV: NotARegularFile,
 }

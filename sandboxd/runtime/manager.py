@@ -23,6 +23,7 @@ from sandboxd.config import Config
 from sandboxd.errors import (
     NodeOverloaded,
     NodeUnavailable,
+    OomKilled,
     RequestError,
     SandboxDead,
     SandboxdError,
@@ -306,6 +307,8 @@ class Runtime:
         log.info("launcher connected, %d sandboxes (%d adopted)", len(self._table), len(unknown))
 
     async def _adopt(self, row: SandboxRow, gate: asyncio.Semaphore) -> None:
+        if row.state == SandboxState.DELETING:
+            self._abandoned.add(row.sandbox)
         if row.sandbox in self._abandoned:
             return
         try:
@@ -381,6 +384,8 @@ class Runtime:
 def _death(reason: str) -> SandboxdError:
     if reason == "image-lost":
         return SandboxLost("the image's file system server died", reason=reason)
+    if reason == "oom-killed":
+        return OomKilled("the sandbox ran out of memory and lost its PID 1", reason=reason)
     return SandboxDead("the sandbox's PID 1 is gone", reason=reason)
 
 
