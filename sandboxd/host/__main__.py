@@ -24,6 +24,8 @@ def main() -> int:
     parser.add_argument("--cgroup-name", required=True)
     parser.add_argument("--squashfuse", default="", help="path, where not the one found")
     parser.add_argument("--max-sandboxes", type=int, required=True)
+    parser.add_argument("--slots-min", type=int, default=4, help="sandboxes kept ready")
+    parser.add_argument("--slots-max", type=int, default=64, help="the same, in high demand")
     parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
     parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
     args = parser.parse_args()
@@ -38,6 +40,8 @@ def main() -> int:
             runtime_dir=args.runtime_dir,
             cgroup_name=args.cgroup_name,
             squashfuse=args.squashfuse or _squashfuse(features, findings),
+            slots_min=args.slots_min,
+            slots_max=args.slots_max,
             describe=_describe(features, args.max_sandboxes),
         )
         run(settings, args.lifeline_fd, args.ready_fd)

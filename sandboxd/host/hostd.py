@@ -48,6 +48,8 @@ class NodeSettings:
     runtime_dir: str
     cgroup_name: str
     squashfuse: str
+    slots_min: int
+    slots_max: int
     describe: Mapping[str, Any]
     """What the launcher's ``node`` verb answers, for the daemon."""
 
@@ -113,6 +115,8 @@ class Node:
             "sandbox_ids": SANDBOX_IDS,
             "mount_dir": f"{settings.runtime_dir}/mnt",
             "squashfuse": settings.squashfuse,
+            "slots_min": settings.slots_min,
+            "slots_max": settings.slots_max,
             "cgroups": {
                 "v2": str(self._cgroups.v2),
                 "v1": {name: str(path) for name, path in self._cgroups.v1.items()},

@@ -29,10 +29,12 @@ from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.pid1 import Zygote
 from sandboxd.launcher.sandboxes import Sandboxes
 from sandboxd.launcher.server import Server
+from sandboxd.launcher.slots import Slots
 from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
 from sandboxd.linux.process import set_child_subreaper, set_dumpable, set_parent_death_signal
+from sandboxd.rootfs import skeleton
 
 SANDBOX_CAPABILITIES: Final = (
     cap.CAP_CHOWN,
@@ -135,13 +137,19 @@ def _serve(
         server_filter=seccomp.compile_profile(seccomp.FUSE_SERVER_PROFILE),
         on_death=server.image_died,
     )
-    sandboxes = Sandboxes(
+    slots = Slots(
         loop,
         zygote=zygote,
+        cgroups=groups,
+        ready_min=orders["slots_min"],
+        ready_max=orders["slots_max"],
+    )
+    sandboxes = Sandboxes(
+        loop,
+        slots=slots,
         images=images,
         mounter=mount_worker,
         undertaker=Worker(loop, "undertaker", undertaker.handlers),
-        cgroups=groups,
         on_death=server.sandbox_died,
     )
 
@@ -154,7 +162,10 @@ def _serve(
             caps=cap.mask(SANDBOX_CAPABILITIES),
             program=seccomp.compile_profile(seccomp.SANDBOX_PROFILE, exempt=token),
         )
-        server.start(sandboxes, images)
+        # One is made before the node says it serves: whatever cannot be set up here fails now.
+        slots.add((yield from slots.make(skeleton.SHM_MB)))
+        server.start(sandboxes, images, slots)
+        loop.spawn(slots.keep_house())
         host.tell_ready()
 
     started = loop.spawn(start())

@@ -1,8 +1,8 @@
 """The cgroups of the sandboxes on this node, below directories that hostd made ours.
 
 For each sandbox one directory in every hierarchy that holds a limit, and one in cgroup2, where
-PID 1 makes a further one for each exec, to kill exactly its processes. On a v2 node that is the same
-directory; on a v1 node the cgroup2 hierarchy has no controllers and is there for that alone.
+PID 1 makes a further one for each exec, to kill exactly its processes. On a v2 node that is the
+same directory; on a v1 node the cgroup2 hierarchy has no controllers and is there for that alone.
 
 Plain file writes and not cgroupspy: its nodes walk the whole tree when they are made, 1 ms for each
 hundred cgroups, and this is on the way of every create.
@@ -50,11 +50,31 @@ class NodeCgroups:
 
 @dataclass(slots=True)
 class SandboxCgroups:
-    """One sandbox's directories; ``oom_kill_path`` is the file that counts its OOM kills."""
+    """One sandbox's directories."""
 
+    node: NodeCgroups
     v2: Path
     v1: dict[str, Path]
-    oom_kill_path: str | None
+
+    @property
+    def oom_kill_path(self) -> str | None:
+        """The file that counts its OOM kills, in a line ``oom_kill N``."""
+        if "memory" in self.v1:
+            return str(self.v1["memory"] / "memory.oom_control")
+        return str(self.v2 / "memory.events") if "memory" in self.node.v2_controllers else None
+
+    def limit(self, limits: Limits) -> None:
+        """Set what a sandbox may use."""
+        memory_bytes = (limits.memory_mb + limits.disk_mb) * 1024 * 1024 + RESERVE_BYTES
+        for controller in (*self.v1, *self.node.v2_controllers):
+            path = self.v1.get(controller, self.v2)
+            how = LimitsV1() if controller in self.v1 else LimitsV2()
+            if controller == "memory":
+                how.set_memory(path, memory_bytes)
+            elif controller == "pids":
+                how.set_pids(path, limits.pids + 1)  # PID 1 is counted too
+            elif controller == "cpu":
+                how.set_cpu(path, limits.cpus)
 
     def open_for_pid1(self) -> list[int]:
         """The cgroup2 directory, then each v1 ``cgroup.procs``, in M_SETUP's order."""
@@ -78,32 +98,15 @@ class SandboxCgroups:
             cgroup.remove_tree(path, deadline)
 
 
-def make(node: NodeCgroups, sandbox: str, limits: Limits) -> SandboxCgroups:
-    """Make a sandbox's cgroups with its limits set; nothing is left if a step fails."""
-    memory_bytes = (limits.memory_mb + limits.disk_mb) * 1024 * 1024 + RESERVE_BYTES
-    # PID 1 itself is one of the tasks that are counted.
-    pids = limits.pids + 1
-    made = SandboxCgroups(node.v2 / sandbox, {}, None)
+def make(node: NodeCgroups, name: str) -> SandboxCgroups:
+    """Make a sandbox's cgroups, without limits; nothing is left if a step fails."""
+    made = SandboxCgroups(node, node.v2 / name, {})
     try:
         os.mkdir(made.v2)
-        if "memory" in node.v2_controllers:
-            LimitsV2().set_memory(made.v2, memory_bytes)
-            made.oom_kill_path = str(made.v2 / "memory.events")
-        if "pids" in node.v2_controllers:
-            LimitsV2().set_pids(made.v2, pids)
-        if "cpu" in node.v2_controllers:
-            LimitsV2().set_cpu(made.v2, limits.cpus)
         for controller, parent in node.v1.items():
-            path = parent / sandbox
+            path = parent / name
             os.mkdir(path)
             made.v1[controller] = path
-            if controller == "memory":
-                LimitsV1().set_memory(path, memory_bytes)
-                made.oom_kill_path = str(path / "memory.oom_control")
-            elif controller == "pids":
-                LimitsV1().set_pids(path, pids)
-            elif controller == "cpu":
-                LimitsV1().set_cpu(path, limits.cpus)
     except OSError:
         with suppress(OSError):
             made.remove(time.monotonic())

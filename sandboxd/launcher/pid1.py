@@ -16,7 +16,6 @@ from sandboxd.errors import SandboxSetupError
 from sandboxd.init import protocol as wire
 from sandboxd.init.protocol import MsgType
 from sandboxd.launcher.loop import Loop, Promise, Task
-from sandboxd.model import Limits
 from sandboxd.rootfs import skeleton
 
 STEP_TIMEOUT_S: Final = 20.0
@@ -137,7 +136,7 @@ class Pid1:
         self._channel = Channel(loop, sock, "PID 1")
 
     def set_up(
-        self, hostname: str, limits: Limits, cgroup_fds: Sequence[int], masked: Sequence[str]
+        self, hostname: str, shm_mb: int, cgroup_fds: Sequence[int], masked: Sequence[str]
     ) -> Promise[Answer]:
         """Send M_SETUP; settle it with ``check``."""
         payload = wire.setup_payload(
@@ -146,15 +145,17 @@ class Pid1:
             masks=masked,
             readonly=skeleton.READONLY,
             cgroup_v1_count=len(cgroup_fds) - 1,
-            shm_mb=limits.shm_mb,
+            shm_mb=shm_mb,
             shm_inodes=skeleton.SHM_INODES,
             dev_inodes=skeleton.DEV_INODES,
             pty_max=skeleton.PTY_MAX,
         )
         return self._channel.send(MsgType.M_SETUP, payload, cgroup_fds)
 
-    def take_root(self, overlay_fd: int) -> Promise[Answer]:
-        return self._channel.send(MsgType.M_ROOT, fds=[overlay_fd])
+    def take_root(self, overlay_fd: int, hostname: str | None) -> Promise[Answer]:
+        """Send M_ROOT; ``hostname`` where it is not the one of ``set_up``."""
+        payload = b"" if hostname is None else wire.cstrings([hostname])
+        return self._channel.send(MsgType.M_ROOT, payload, fds=[overlay_fd])
 
     def attach(self, sock: socket.socket) -> Promise[Answer]:
         return self._channel.send(MsgType.M_ATTACH, fds=[sock.fileno()])

@@ -13,7 +13,7 @@ Event:    ``{"event": "sandbox-died", ...}``, to every connection, whenever it h
 verb       request                                                answer (fds)
 ========== ====================================================== =================================
 hello      ``version``                                            ``version boot_id started_at``
-node       -                                                      ``features limits capacity counts``
+node       -                                                      ``features limits counts …``
 mount      ``key name sif_offset`` (fd: the SIF, read-only)       ``key`` when files can be read
 unmount    ``key``                                                ``key``; error ``image-in-use``
 images     -                                                      ``images: [{key name pid users}]``

@@ -1,14 +1,10 @@
 """The table of sandboxes: making one, ending one, and what happens when one dies by itself.
 
 Making one, in this order (each step undone if a later one fails):
-  1. its cgroups, with their limits;
-  2. PID 1, cloned by the zygote straight into its cgroup2 directory; id maps are written then;
-  3. M_SETUP: PID 1 joins the v1 cgroups, then unshares the cgroup namespace (the other way round
-     /proc/self/cgroup would show where it stands), mounts, masks, locks itself up. Meanwhile the
-     mounter makes the root;
-  4. the undertaker is given the root's descriptors, before PID 1 has the only other one;
-  5. M_ROOT: PID 1 swaps its root;
-  6. M_ATTACH: a control socket for the daemon.
+  1. the mounter is asked for a root; meanwhile
+  2. a slot is taken from the pool, or made, and given its limits;
+  3. the undertaker is given the root's descriptors, before PID 1 has the only other one;
+  4. M_ROOT: PID 1 swaps its root.
 
 Ending one: SIGKILL to PID 1; its pidfd is readable once no process of its pid namespace is left.
 Then it is answered; the rest (roots, cgroups) is taken down behind that.
@@ -17,13 +13,10 @@ Then it is answered; the rest (roots, cgroups) is taken down behind that.
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sandboxd.errors import (
@@ -34,11 +27,10 @@ from sandboxd.errors import (
     SandboxLost,
     SandboxSetupError,
 )
-from sandboxd.launcher.cgroups import NodeCgroups, SandboxCgroups, make
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.loop import Loop, Promise, Task
-from sandboxd.launcher.pid1 import Pid1, Zygote
 from sandboxd.launcher.protocol import SandboxRow
+from sandboxd.launcher.slots import Slot, Slots
 from sandboxd.launcher.worker import Worker
 from sandboxd.model import Limits, SandboxState
 from sandboxd.rootfs import skeleton
@@ -47,7 +39,6 @@ ROOT_TIMEOUT_S: Final = 10.0
 DEATH_TIMEOUT_S: Final = 60.0
 """A killed pid namespace lasts as long as its longest uninterruptible process; those that wait for
 a FUSE server are freed when the watch kills it, after CHECK_EVERY_S + CHECK_TIMEOUT_S."""
-CGROUP_REMOVAL_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -56,13 +47,9 @@ class Sandbox:
     meta: dict[str, Any]
     images: tuple[MountedImage, ...]
     state: SandboxState = SandboxState.CREATING
-    pid: int = 0
-    pidfd: int = -1
-    pid1: Pid1 | None = None
-    cgroups: SandboxCgroups | None = None
+    slot: Slot | None = None
     reason: str = ""
     """Why it died, where it did so by itself."""
-    dead: Promise[None] = field(default_factory=Promise)
     deleting: Promise[Any] | None = None
 
 
@@ -71,29 +58,24 @@ class Sandboxes:
         self,
         loop: Loop,
         *,
-        zygote: Zygote,
+        slots: Slots,
         images: Images,
         mounter: Worker,
         undertaker: Worker,
-        cgroups: NodeCgroups,
         on_death: Callable[[Sandbox], None],
     ) -> None:
         self._loop = loop
-        self._zygote = zygote
+        self._slots = slots
         self._images = images
         self._mounter = mounter
         self._undertaker = undertaker
-        self._cgroups = cgroups
         self._on_death = on_death
-        self._masked = skeleton.masked_paths(os.cpu_count() or 1)
         self.by_id: dict[str, Sandbox] = {}
-        self.in_teardown = 0
-        """Deleted and answered for, but with roots or cgroups still to be taken down."""
 
     def create(self, request: dict[str, Any]) -> Task[tuple[Sandbox, dict[str, float], int]]:
         """Make a sandbox; returns it, the milliseconds of each phase, and a control socket's fd.
 
-        Raises SandboxExists, ImageUnavailable, SandboxSetupError, SandboxLost.
+        Raises SandboxExists, ImageUnavailable, SandboxSetupError, SandboxLost, NodeError.
         """
         name = request["sandbox"]
         if name in self.by_id:
@@ -107,10 +89,8 @@ class Sandboxes:
             phases = yield from self._build(
                 sandbox, Limits(**request["limits"]), request["hostname"]
             )
-            control = yield from self.attach(sandbox)
         except (OSError, TimeoutError, SandboxdError) as error:
-            self._kill(sandbox)
-            self._loop.spawn(self._take_down(sandbox))
+            self._take_down(sandbox)
             if isinstance(error, SandboxdError):
                 raise
             if sandbox.reason == "image-lost":
@@ -120,8 +100,11 @@ class Sandboxes:
                     self._loop.spawn(self._images.suspect(image))
                 raise NodeError(f"{error} took too long") from error
             raise SandboxSetupError(f"the sandbox could not be made: {error}") from error
+        assert sandbox.slot is not None
+        assert sandbox.slot.control is not None
+        control, sandbox.slot.control = sandbox.slot.control, None
         sandbox.state = SandboxState.RUNNING
-        return sandbox, phases, control
+        return sandbox, phases, control.detach()
 
     def _mounted(self, key: str) -> MountedImage:
         image = self._images.by_key.get(key)
@@ -131,10 +114,7 @@ class Sandboxes:
 
     def _build(self, sandbox: Sandbox, limits: Limits, hostname: str) -> Task[dict[str, float]]:
         clock = _Clock()
-        sandbox.cgroups = make(self._cgroups, sandbox.id, limits)
-        cgroup_fds = sandbox.cgroups.open_for_pid1()
-        clock.lap("cgroups")
-        # Asked for before anything is waited for: it is made while PID 1 sets itself up.
+        # Asked for before anything is waited for: it is made while a slot is limited, or made.
         root = self._mounter.request(
             "root",
             lowers=[image.name for image in reversed(sandbox.images)],
@@ -142,46 +122,36 @@ class Sandboxes:
             inodes=limits.inodes,
         )
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            sandbox.pid1 = Pid1(self._loop, ours)
-            with theirs:
-                sandbox.pid, sandbox.pidfd = yield from self._zygote.clone(theirs, cgroup_fds[0])
-            self._loop.add_reader(sandbox.pidfd, lambda: self._died(sandbox))
-            clock.lap("clone")
-            done = sandbox.pid1.set_up(hostname, limits, cgroup_fds, self._masked)
-            yield from sandbox.pid1.check(done, "set-up")
-            clock.lap("setup")
+            slot = self._slots.take() if limits.shm_mb == skeleton.SHM_MB else None
+            if slot is None:
+                slot = yield from self._slots.make(limits.shm_mb)
+            sandbox.slot = slot
+            slot.on_death = lambda: self._died(sandbox)
+            clock.lap("slot")
+            slot.cgroups.limit(limits)
+            clock.lap("limits")
         except BaseException:
             root.watch(lambda: _close_fds(root))
             raise
-        finally:
-            for fd in cgroup_fds:
-                os.close(fd)
         reply = yield from self._loop.wait(root, ROOT_TIMEOUT_S, "mounting the root")
-        overlay_fd = reply.fds[0]
         clock.lap("root")
         try:
             self._undertaker.request("hold", tuple(reply.fds), sandbox=sandbox.id)
-            yield from sandbox.pid1.check(sandbox.pid1.take_root(overlay_fd), "root swap")
+            done = slot.pid1.take_root(
+                reply.fds[0], hostname if hostname != skeleton.HOSTNAME else None
+            )
         finally:
-            for fd in reply.fds:
-                os.close(fd)
+            _close_fds(root)
+        yield from slot.pid1.check(done, "root swap")
         clock.lap("pivot")
         return clock.laps
 
     def attach(self, sandbox: Sandbox) -> Task[int]:
         """A new control socket to the sandbox's PID 1; the caller closes its fd once passed on."""
-        if sandbox.pid1 is None or sandbox.dead.settled:
+        if sandbox.slot is None or sandbox.state is not SandboxState.RUNNING:
             raise SandboxLost("the sandbox is dead", reason=sandbox.reason)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            done = sandbox.pid1.attach(theirs)
-        try:
-            yield from sandbox.pid1.check(done, "attach")
-        except BaseException:
-            ours.close()
-            raise
-        return ours.detach()
+        control = yield from self._slots.attach(sandbox.slot)
+        return control.detach()
 
     def delete(self, name: str) -> Task[None]:
         """End a sandbox; returns when no process of it lives. Not having it is no error."""
@@ -190,71 +160,42 @@ class Sandboxes:
             return
         if sandbox.deleting is None:
             sandbox.state = SandboxState.DELETING
-            sandbox.deleting = self._loop.spawn(self._end(sandbox))
-        yield sandbox.deleting
-
-    def _end(self, sandbox: Sandbox) -> Task[None]:
-        self._kill(sandbox)
+            sandbox.deleting = self._take_down(sandbox)
         try:
-            yield from self._loop.wait(sandbox.dead, DEATH_TIMEOUT_S, "the death of PID 1")
+            yield from self._loop.wait(sandbox.deleting, DEATH_TIMEOUT_S, "the death of PID 1")
         except TimeoutError as error:
-            sandbox.deleting = None
             raise NodeError("a process of the sandbox cannot be killed yet") from error
-        self._loop.spawn(self._take_down(sandbox))
 
-    def _kill(self, sandbox: Sandbox) -> None:
-        if sandbox.pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
-        else:
-            sandbox.dead.resolve(None)
+    def _take_down(self, sandbox: Sandbox) -> Promise[Any]:
+        """Kill a sandbox and let go of it; the promise is settled when no process of it lives."""
+
+        def steps() -> Task[None]:
+            if sandbox.slot is not None:
+                sandbox.slot.kill()
+                yield sandbox.slot.dead
+                self._slots.discard(sandbox.slot)
+            self.by_id.pop(sandbox.id, None)
+            for image in sandbox.images:
+                image.sandboxes.discard(sandbox.id)
+            self._undertaker.request("drop", sandbox=sandbox.id)
+
+        return self._loop.spawn(steps())
 
     def _died(self, sandbox: Sandbox) -> None:
-        """PID 1 is dead, and so is everything that was in its pid namespace."""
-        self._loop.remove_reader(sandbox.pidfd)
-        os.close(sandbox.pidfd)
-        sandbox.pidfd = -1
-        if sandbox.pid1 is not None:
-            sandbox.pid1.close()
-        expected = sandbox.state is SandboxState.DELETING
-        if not expected:
-            sandbox.state = SandboxState.FAILED
-            sandbox.reason = sandbox.reason or self._reason(sandbox)
-        sandbox.dead.resolve(None)
-        if not expected:
+        if sandbox.state is SandboxState.DELETING:
+            return
+        told = sandbox.state is SandboxState.RUNNING
+        sandbox.state = SandboxState.FAILED
+        sandbox.reason = sandbox.reason or self._reason(sandbox)
+        if told:
             self._on_death(sandbox)
 
     @staticmethod
     def _reason(sandbox: Sandbox) -> str:
         with suppress(OSError):
-            if sandbox.cgroups is not None and sandbox.cgroups.oom_kills():
+            if sandbox.slot is not None and sandbox.slot.cgroups.oom_kills():
                 return "oom-killed"
         return "exited"
-
-    def _take_down(self, sandbox: Sandbox) -> Task[None]:
-        """What is left of a sandbox once its processes are dead; its id is free from here on."""
-        self.in_teardown += 1
-        try:
-            yield from self._loop.wait(sandbox.dead, DEATH_TIMEOUT_S, "the death of PID 1")
-            self.by_id.pop(sandbox.id, None)
-            if sandbox.pid1 is not None:
-                sandbox.pid1.close()
-            for image in sandbox.images:
-                image.sandboxes.discard(sandbox.id)
-            self._undertaker.request("drop", sandbox=sandbox.id)
-            deadline = time.monotonic() + CGROUP_REMOVAL_S
-            while sandbox.cgroups is not None:
-                try:
-                    sandbox.cgroups.remove(time.monotonic())
-                    sandbox.cgroups = None
-                except OSError as error:
-                    if time.monotonic() > deadline:
-                        print(f"{sandbox.id}: cgroup left behind: {error}", file=sys.stderr)
-                        return
-                # A v1 cgroup tells nobody that its last, dying task has left it.
-                yield from self._loop.sleep(0.01)
-        finally:
-            self.in_teardown -= 1
 
     def image_lost(self, image: MountedImage) -> None:
         """The image's server died: end its sandboxes at once, before a command in one of them makes
@@ -266,12 +207,19 @@ class Sandboxes:
                 SandboxState.RUNNING,
             ):
                 sandbox.reason = "image-lost"
-                self._kill(sandbox)
+                if sandbox.slot is not None:
+                    sandbox.slot.kill()
 
     def rows(self) -> list[SandboxRow]:
         """All that can be adopted or deleted, by id."""
         return [
-            SandboxRow(s.id, s.pid, str(s.state), tuple(image.key for image in s.images), s.meta)
+            SandboxRow(
+                s.id,
+                s.slot.pid if s.slot else 0,
+                str(s.state),
+                tuple(image.key for image in s.images),
+                s.meta,
+            )
             for s in sorted(self.by_id.values(), key=lambda s: s.id)
             if s.state is not SandboxState.CREATING
         ]

@@ -14,6 +14,7 @@ from sandboxd.launcher import protocol
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
+from sandboxd.launcher.slots import Slots
 
 Answer = tuple[dict[str, Any], tuple[int, ...]]
 
@@ -30,10 +31,11 @@ class Server:
         self._connections: set[socket.socket] = set()
         self.sandboxes: Sandboxes
         self.images: Images
+        self.slots: Slots
         listener.setblocking(False)
 
-    def start(self, sandboxes: Sandboxes, images: Images) -> None:
-        self.sandboxes, self.images = sandboxes, images
+    def start(self, sandboxes: Sandboxes, images: Images, slots: Slots) -> None:
+        self.sandboxes, self.images, self.slots = sandboxes, images, slots
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def sandbox_died(self, sandbox: Sandbox) -> None:
@@ -140,7 +142,8 @@ class Server:
         del message, fds
         counts = {
             "sandboxes": len(self.sandboxes.by_id),
-            "in_teardown": self.sandboxes.in_teardown,
+            "slots_ready": self.slots.ready,
+            "in_teardown": self.slots.in_teardown,
             "images": len(self.images.by_key),
         }
         return {**self._node(), "counts": counts}, ()
@@ -173,12 +176,12 @@ class Server:
     def _create(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         sandbox, phases, control = yield from self.sandboxes.create(message)
-        assert sandbox.cgroups is not None
+        assert sandbox.slot is not None
         return {
             "sandbox": sandbox.id,
-            "pid": sandbox.pid,
+            "pid": sandbox.slot.pid,
             "phases": phases,
-            "oom_kill_path": sandbox.cgroups.oom_kill_path,
+            "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
         }, (control,)
 
     def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
@@ -187,7 +190,7 @@ class Server:
         if sandbox is None:
             raise SandboxNotFound(f"no sandbox {message['sandbox']}")
         control = yield from self.sandboxes.attach(sandbox)
-        path = sandbox.cgroups.oom_kill_path if sandbox.cgroups else None
+        path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
         return {"sandbox": sandbox.id, "oom_kill_path": path}, (control,)
 
     def _list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from sandboxd.model import Limits
+
 MASKED: Final = (
     "proc/acpi",  # power and thermal state of the host
     "proc/asound",  # its sound devices
@@ -62,6 +64,12 @@ SYSCTLS: Final = (
     ("?net/ipv4/ip_unprivileged_port_start", "0"),
     ("?net/ipv4/ping_group_range", "0 65535"),
 )
+
+HOSTNAME: Final = "sandbox"
+"""Until a sandbox is given its own."""
+
+SHM_MB: Final = Limits().shm_mb
+"""Of slots made ahead; a sandbox that wants another size is made for it."""
 
 PTY_MAX: Final = 64
 DEV_INODES: Final = 256

@@ -1,0 +1,216 @@
+"""Slots: sandboxes without an image, made ahead of need.
+
+A slot is everything of a sandbox that does not depend on what it will be: its cgroups, its PID 1 in
+namespaces of its own, locked up, with /proc, /dev and /sys ready and a control socket attached.
+What makes it slow to make (on cgroup v1 a move costs an RCU grace period, 8 ms and more) is then off the
+path of a create. A slot becomes one sandbox, and never a second.
+
+Order of making one (each step undone if a later one fails):
+  1. its cgroups, without limits yet;
+  2. PID 1, cloned by the zygote straight into its cgroup2 directory; id maps are written then;
+  3. M_SETUP: PID 1 joins the v1 cgroups, then unshares the cgroup namespace (the other way round
+     /proc/self/cgroup would show where it stands), mounts, masks, locks itself up;
+  4. M_ATTACH: the control socket that the daemon will be given.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sandboxd.errors import SandboxLost
+from sandboxd.launcher.cgroups import NodeCgroups, SandboxCgroups, make
+from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.launcher.pid1 import Pid1, Zygote
+from sandboxd.rootfs import skeleton
+
+CGROUP_REMOVAL_S: Final = 10.0
+MAKING_AT_ONCE: Final = 4
+"""Slots in the making for the pool: their moves between cgroups wait together, not in a row."""
+DEMAND_WINDOW_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class Slot:
+    """A PID 1 that waits for a root, or has one: then its sandbox is the owner."""
+
+    name: str
+    shm_mb: int
+    cgroups: SandboxCgroups
+    pid1: Pid1
+    pid: int = 0
+    pidfd: int = -1
+    control: socket.socket | None = None
+    dead: Promise[None] = field(default_factory=Promise)
+    on_death: Callable[[], None] | None = None
+    """Called when PID 1 dies, before ``dead`` is settled."""
+
+    def kill(self) -> None:
+        """SIGKILL to PID 1, and by that to all of its pid namespace. ``dead`` tells when."""
+        if self.pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        else:
+            self.dead.resolve(None)
+
+
+class Slots:
+    """Makes slots, and keeps as many ready as the recent demand asks for."""
+
+    def __init__(
+        self, loop: Loop, *, zygote: Zygote, cgroups: NodeCgroups, ready_min: int, ready_max: int
+    ) -> None:
+        self._loop = loop
+        self._zygote = zygote
+        self._cgroups = cgroups
+        self._ready_min = ready_min
+        self._ready_max = ready_max
+        self._masked = skeleton.masked_paths(os.cpu_count() or 1)
+        self._names = itertools.count(1)
+        self._ready: deque[Slot] = deque()
+        self._making = 0
+        self._taken_at: deque[float] = deque()
+        self.in_teardown = 0
+        """Cgroups of dead slots that are not removed yet."""
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def make(self, shm_mb: int) -> Task[Slot]:
+        """A new slot. Raises SandboxSetupError naming the step, OSError, TimeoutError."""
+        name = f"s{next(self._names)}"
+        cgroups = make(self._cgroups, name)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        slot = Slot(name, shm_mb, cgroups, Pid1(self._loop, ours))
+        try:
+            fds = cgroups.open_for_pid1()
+            try:
+                with theirs:
+                    slot.pid, slot.pidfd = yield from self._zygote.clone(theirs, fds[0])
+                self._loop.add_reader(slot.pidfd, lambda: self._died(slot))
+                done = slot.pid1.set_up(skeleton.HOSTNAME, shm_mb, fds, self._masked)
+                yield from slot.pid1.check(done, "set-up")
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            slot.control = yield from self.attach(slot)
+        except BaseException:
+            slot.kill()
+            self.discard(slot)
+            raise
+        return slot
+
+    def attach(self, slot: Slot) -> Task[socket.socket]:
+        """A new control socket to the slot's PID 1."""
+        if slot.dead.settled:
+            raise SandboxLost("the sandbox is dead")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            done = slot.pid1.attach(theirs)
+        try:
+            yield from slot.pid1.check(done, "attach")
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+    def take(self) -> Slot | None:
+        """A ready slot, the oldest; None where there is none."""
+        self._taken_at.append(time.monotonic())
+        slot = self._ready.popleft() if self._ready else None
+        # After whoever asked has what it waits for: the making of the next one is not on its way.
+        self._loop.call_later(0.0, self.refill)
+        return slot
+
+    def discard(self, slot: Slot) -> None:
+        """Remove what is left of a slot once it is dead."""
+        self._loop.spawn(self._remove(slot))
+
+    def refill(self) -> None:
+        """Start the making of what is missing, or let go of what is too much."""
+        wanted = self._wanted()
+        while len(self._ready) + self._making < wanted and self._making < MAKING_AT_ONCE:
+            self._making += 1
+            self._loop.spawn(self._add())
+        while len(self._ready) > 2 * wanted:
+            slot = self._ready.pop()
+            slot.kill()
+            self.discard(slot)
+
+    def keep_house(self) -> Task[None]:
+        """For ever: follow a demand that falls."""
+        while True:
+            self.refill()
+            yield from self._loop.sleep(DEMAND_WINDOW_S)
+
+    def _wanted(self) -> int:
+        """As many as were taken in the last window, within the bounds."""
+        horizon = time.monotonic() - DEMAND_WINDOW_S
+        while self._taken_at and self._taken_at[0] < horizon:
+            self._taken_at.popleft()
+        return max(self._ready_min, min(self._ready_max, len(self._taken_at)))
+
+    def _add(self) -> Task[None]:
+        try:
+            slot = yield from self.make(skeleton.SHM_MB)
+        except Exception as error:  # noqa: BLE001 - told by the create that needs one
+            print(f"launcher: no slot: {error}", file=sys.stderr)
+            self._making -= 1
+            return
+        self._making -= 1
+        self.add(slot)
+        self.refill()
+
+    def add(self, slot: Slot) -> None:
+        """Put a slot that is made into the pool."""
+        slot.on_death = lambda: self._lost(slot)
+        self._ready.append(slot)
+
+    def _lost(self, slot: Slot) -> None:
+        with suppress(ValueError):
+            self._ready.remove(slot)
+            self.discard(slot)
+
+    def _died(self, slot: Slot) -> None:
+        """PID 1 is dead, and so is everything that was in its pid namespace."""
+        self._loop.remove_reader(slot.pidfd)
+        os.close(slot.pidfd)
+        slot.pidfd = -1
+        slot.pid1.close()
+        if slot.on_death is not None:
+            slot.on_death()
+        slot.dead.resolve(None)
+
+    def _remove(self, slot: Slot) -> Task[None]:
+        self.in_teardown += 1
+        try:
+            yield slot.dead
+            slot.pid1.close()
+            if slot.control is not None:
+                slot.control.close()
+            deadline = time.monotonic() + CGROUP_REMOVAL_S
+            pause = 0.002
+            while True:
+                try:
+                    slot.cgroups.remove(time.monotonic())
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        print(f"launcher: cgroup left behind: {error}", file=sys.stderr)
+                        return
+                else:
+                    return
+                # A v1 cgroup tells nobody that its last, dying task has left it.
+                yield from self._loop.sleep(pause)
+                pause = min(2 * pause, 0.1)
+        finally:
+            self.in_teardown -= 1
