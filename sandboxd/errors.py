@@ -1,8 +1,9 @@
 """The whole tree of errors that sandboxd raises on purpose.
 
 Every error has a kebab-case ``code`` that is part of the API, a ``cause`` that tells a trainer
-whose fault it was, and whether the same request may succeed if it is sent again. What a workload can
-bring about is never ``node`` and never retryable: a policy that loses would learn to crash else.
+whose fault it was, and whether the same request may succeed if it is sent again. What a workload
+can bring about is never ``node`` and never retryable: a policy that loses would learn to crash
+else.
 
 Only ``api/exception_handlers.py`` knows which HTTP status belongs to an error. A command that exits
 non-zero is a result, not an error. This module imports nothing of ours.

@@ -82,6 +82,7 @@ int sys_open_tree(int dir_fd, const char *path, unsigned int flags);
 int sys_move_mount(int from_fd, int to_fd, const char *to_path);
 int sys_pivot_root(const char *new_root, const char *old_root);
 int sys_umount_detach(const char *path);
+int sys_sethostname(const char *name);
 int sys_mount_readonly(int mount_fd);
 int sys_openat_root(int root_fd, const char *path, int flags, mode_t mode);
 int sys_close_from(int first);

@@ -362,6 +362,10 @@ static int take_root(struct inbox *in, struct failure *fail) {
     errno = EBADMSG;
     if (!is_set_up || in->fd_count != 1)
         return fail_at(fail, STEP_MESSAGE, 3);
+    const uint8_t *cursor = in->payload;
+    const char *hostname = wire_string(&cursor, in->payload + in->head.len);
+    if (hostname && sys_sethostname(hostname))
+        return fail_at(fail, STEP_HOSTNAME, 1);
     if (setup_swap_root(in->fds[0], &mounts, fail))
         return -1;
     if (root_fd >= 0)

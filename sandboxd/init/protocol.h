@@ -88,6 +88,8 @@ struct zygote_cloned {
     int32_t err; /* errno; then there is no pidfd */
 };
 
+/* M_ROOT: then, where it is not that of M_SETUP, the host name, NUL-terminated. */
+
 /* M_SETUP: then the host name, NUL-terminated, then `sysctl_count` pairs of NUL-terminated strings
  * (path below /proc/sys, value), tried in order; a missing file is passed over when the path starts
  * with '?'. Then the paths to mask, `mask_count` NUL-terminated strings relative to the root

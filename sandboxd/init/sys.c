@@ -2,9 +2,10 @@
  * sys.c - system calls without a libc wrapper, and those that carry the token.
  *
  * PID 1 runs under the filter that every program of its sandbox inherits. The filter lets clone3,
- * move_mount, pivot_root and umount2 through only if the registers that these calls do not use hold
- * the node's token; seccomp(2) sees all six argument registers of every call. The token lives in the
- * memory of PID 1, which is not dumpable, and of its children until they exec.
+ * move_mount, pivot_root, umount2 and sethostname through only if the registers that these calls do
+ * not use hold the node's token; seccomp(2) sees all six argument registers of every call. The token
+ * lives in the memory of PID 1, which is not dumpable, and of its children until they become the
+ * user.
  */
 #include "init.h"
 
@@ -68,6 +69,10 @@ int sys_pivot_root(const char *new_root, const char *old_root) {
 
 int sys_umount_detach(const char *path) {
     return (int)with_token(SYS_umount2, (long)path, MNT_DETACH, 0, 0, true);
+}
+
+int sys_sethostname(const char *name) {
+    return (int)with_token(SYS_sethostname, (long)name, (long)strlen(name), 0, 0, true);
 }
 
 int sys_mount_readonly(int mount_fd) {

@@ -1,9 +1,9 @@
 """A loop of generator tasks over epoll: how the single-threaded launcher waits for many at once.
 
 Not asyncio: the launcher forks (workers, squashfuse), and asyncio's state does not survive that;
-nor does it need streams, executors or cancellation. A task is a generator that yields a ``Promise``
-and is resumed with its value, or with its error thrown into it. A step that takes several of them is a
-generator too, called with ``yield from``.
+nor does it need streams, executors or cancellation. A task is a generator that yields a
+``Promise`` and is resumed with its value, or with its error thrown into it. A step that takes
+several of them is a generator too, called with ``yield from``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A slot is everything of a sandbox that does not depend on what it will be: its cgroups, its PID 1 in
 namespaces of its own, locked up, with /proc, /dev and /sys ready and a control socket attached.
-What makes it slow to make (on cgroup v1 a move costs an RCU grace period, 8 ms and more) is then off the
-path of a create. A slot becomes one sandbox, and never a second.
+What makes it slow to make (on cgroup v1 a move costs an RCU grace period, 8 ms and more) is then
+off the path of a create. A slot becomes one sandbox, and never a second.
 
 Order of making one (each step undone if a later one fails):
   1. its cgroups, without limits yet;

@@ -65,9 +65,9 @@ class SyscallToken:
     """128 random bits that PID 1 passes in the argument registers a system call leaves unused.
 
     PID 1 lives under the filter it gives its sandbox and still needs ``clone3`` (with
-    CLONE_INTO_CGROUP), ``move_mount``, ``pivot_root`` and ``umount2``. ``low`` goes into the fifth
-    argument (args[4]) and ``high`` into the sixth; ``move_mount`` uses five arguments itself, so it
-    shows ``high`` only.
+    CLONE_INTO_CGROUP), ``move_mount``, ``pivot_root``, ``umount2`` and ``sethostname``. ``low``
+    goes into the fifth argument (args[4]) and ``high`` into the sixth; ``move_mount`` uses five
+    arguments itself, so it shows ``high`` only.
 
     The sandbox cannot learn it: the memory of PID 1 is not dumpable, and a filter is read back
     (PTRACE_SECCOMP_GET_FILTER) only with CAP_SYS_ADMIN in the initial user namespace. Whatever
@@ -388,6 +388,7 @@ _EXEMPT: Final = {
     "clone3": ("low", "high"),
     "move_mount": ("high",),
     "pivot_root": ("low", "high"),
+    "sethostname": ("low", "high"),
     "umount2": ("low", "high"),
 }
 _TOKEN_ARGUMENT: Final = {"low": 4, "high": 5}

@@ -81,6 +81,7 @@ EXEMPT = [
     ("clone3", (0, 0), errno.EINVAL, errno.ENOSYS),
     ("move_mount", (MINUS_1, 0, MINUS_1, 0, 0xFFFFFFFF), errno.EINVAL, errno.EPERM),
     ("pivot_root", (0, 0), errno.EFAULT, errno.EPERM),
+    ("sethostname", (0, 65), errno.EINVAL, errno.EPERM),
     ("umount2", (0, 0x7FFFFFFF), errno.EINVAL, errno.EPERM),
 ]
 
