@@ -130,7 +130,8 @@ class Rollout:
 
         `says` is a part of their output: with the code alone a crash would look like a failed test.
         """
-        with self.progress.step(f"{what}: {' '.join(command)}") as notes:
+        with self.progress.step(what) as notes:
+            self.progress.console.print(f"$ {' '.join(command)}", markup=False, highlight=False)
             result = self.run(command)
             lines = output(result).splitlines()
             notes.append(f"exit {result['exit_code']}: {lines[-1].strip('= ') if lines else ''}")
@@ -240,6 +241,7 @@ def say_how_to_go_on(console: Console, source: str | None) -> None:
         f"""
 Nothing is left running or mounted. To go on:
 
+  mkdir -p images
   .venv/bin/sif-tools convert {image} images/task.sif
   .venv/bin/sandboxd serve --images-dir images
   .venv/bin/sandboxd run task -- python3 --version

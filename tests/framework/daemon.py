@@ -177,7 +177,7 @@ def running_daemon(
     """Start a daemon that knows `images` (name: SIF file), and stop it; both leak-checked."""
     # Not below pytest's own directory: that is 0700, and the daemon's processes are not root.
     with check.around("the daemon"), contextlib.ExitStack() as stack:
-        home = Path(tempfile.mkdtemp(prefix="sandboxd-test-"))
+        home = Path(tempfile.mkdtemp(prefix=host_state.OWN_PREFIX))
         stack.callback(shutil.rmtree, home)
         home.chmod(0o755)
         for name, file in images.items():
@@ -213,7 +213,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_without_settings() | (environment or {}),
+            env=_without_settings() | {"SANDBOXD_CGROUP_ROOT": home.name} | (environment or {}),
         )
     return Daemon(process, f"http://{address}", state_dir, runtime_dir, images_dir, log_file)
 

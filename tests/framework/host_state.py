@@ -22,6 +22,8 @@ from pathlib import Path
 # Programs of ours; what runs under these names belongs to some test even when it was orphaned.
 OUR_PROGRAMS = ("sandbox_init", "squashfuse", "sandboxd", "sandboxd-")
 NAMESPACES = ("net", "mnt", "pid", "user", "ipc", "uts", "cgroup")
+# Begins the name of every directory and cgroup that this test run makes on the host.
+OWN_PREFIX = f"sandboxd-test-{os.getpid()}-"
 TEMPORARY_DIR = Path("/tmp")
 # Entries of /tmp that come and go with the tools around the tests rather than with the tests.
 _FOREIGN_TEMPORARY = re.compile(r"^(pytest-of-|\.|bash_|tmux-|systemd-private-|hsperfdata_)")
@@ -214,7 +216,7 @@ def _cgroups(scope: Scope) -> Iterator[Thing]:
         for directory, names, _ in os.walk(mount):
             for name in names:
                 path = os.path.join(directory, name)
-                if scope.shared_host and "sandboxd" not in path:
+                if scope.shared_host and OWN_PREFIX not in path:
                     continue
                 yield Thing(path, _ID.sub("#", path) if scope.daemon_pids else "")
 

@@ -136,6 +136,7 @@ class LeakCheck:
 
         Not raised over an exception of the block: what failed first is what matters.
         """
+        __tracebackhide__ = True
         scope = self.scope()
         before = self._picture(scope)
         yield
@@ -147,6 +148,7 @@ class LeakCheck:
         Network namespaces, FUSE connections and cgroups end asynchronously and tell nobody: only
         the end of a process is an event one can wait for.
         """
+        __tracebackhide__ = True
         deadline = time.monotonic() + self.settle_s
         pause_s = 0.005
         categories: frozenset[str] | None = None
