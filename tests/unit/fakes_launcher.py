@@ -91,11 +91,14 @@ class FakeLauncher:
                     self._handle(one, message, fds)
 
     def _handle(self, connection, message, fds):
-        verb = message["verb"]
         self.seen.append(message)
-        if verb in self.held:
+        if message["verb"] in self.held:
             self._held_back.append((connection, message, fds))
-            return
+        else:
+            self._answer(connection, message, fds)
+
+    def _answer(self, connection, message, fds):
+        verb = message["verb"]
         out_fds = []
         if self.fail.get(verb):
             answer = {"error": self.fail[verb].pop(0)}
@@ -176,7 +179,7 @@ class FakeLauncher:
             self.held.discard(verb)
             held, self._held_back = self._held_back, []
             for connection, message, fds in held:
-                self._handle(connection, message, fds)
+                self._answer(connection, message, fds)
 
     def event(self, message):
         with self._lock:

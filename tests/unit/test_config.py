@@ -1,0 +1,145 @@
+"""Where settings come from, which wins, and what is refused."""
+
+import os
+import stat
+
+import pytest
+
+from sandboxd.config import Config, ensure_token, load_config, parse_listen
+from sandboxd.errors import ConfigError
+from sandboxd.model import Limits
+
+
+def test_flags_over_environment_over_file_over_defaults(tmp_path):
+    path = tmp_path / "sandboxd.toml"
+    path.write_text(
+        'node_name = "file"\nmax_sandboxes = 1\nlog_level = "debug"\n'
+        "[default_limits]\nmemory_mb = 64\n"
+    )
+    env = {
+        "SANDBOXD_MAX_SANDBOXES": "2",
+        "SANDBOXD_LOG_LEVEL": "warning",
+        "SANDBOXD_MAX_LIMITS_MEMORY_MB": "128",
+        "SANDBOXD_TOKEN": "for the client",
+        "PATH": "/bin",
+    }
+    config = load_config(path, env, {"log_level": "error", "listen": None})
+    assert (config.node_name, config.max_sandboxes, config.log_level) == ("file", 2, "error")
+    assert config.default_limits == Limits(memory_mb=64)
+    assert config.max_limits.memory_mb == 128
+    assert config.listen == Config().listen
+    assert config.origins == {
+        "node_name": str(path),
+        "max_sandboxes": "environment SANDBOXD_MAX_SANDBOXES",
+        "log_level": "flag --log-level",
+        "default_limits.memory_mb": str(path),
+        "max_limits.memory_mb": "environment SANDBOXD_MAX_LIMITS_MEMORY_MB",
+    }
+
+
+def test_paths_follow_the_state_directory():
+    config = load_config(env={"SANDBOXD_STATE_DIR": "/s", "SANDBOXD_RUNTIME_DIR": "/r"})
+    assert (config.images_dir, config.token_file) == ("/s/images", "/s/token")
+    assert config.launcher_socket == "/r/launcher.sock"
+    assert config.node_name == os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("max_sandbox = 1", "max_sandbox"),
+        ("[default_limits]\nmemory = 1", "default_limits.memory"),
+        ("[limits]\nmemory_mb = 1", "limits"),
+        ('max_sandboxes = "many"', "max_sandboxes"),
+        ("max_sandboxes = 1.5", "max_sandboxes"),
+        ("max_sandboxes = true", "max_sandboxes"),
+        ("max_sandboxes = 0", "max_sandboxes"),
+        ("max_sandboxes = -1", "max_sandboxes"),
+        ("image_idle_s = -1", "image_idle_s"),
+        ("max_ttl_s = inf", "max_ttl_s"),
+        ("max_ttl_s = nan", "max_ttl_s"),
+        ("max_ttl_s = 10", "default_ttl_s"),
+        ("default_timeout_s = 1e9", "default_timeout_s"),
+        ("default_output_bytes = 99999999999", "default_output_bytes"),
+        ("listen = 5", "listen"),
+        ('listen = "nowhere"', "listen"),
+        ('listen = "0.0.0.0:99999"', "listen"),
+        ('state_dir = "relative"', "state_dir"),
+        ('log_level = "loud"', "log_level"),
+        ('cgroup_root = "a/b"', "cgroup_root"),
+        ("[default_limits]\nmemory_mb = 99999999", "default_limits.memory_mb"),
+        ("[default_limits]\ncpus = 0", "default_limits.cpus"),
+        ("[max_limits]\npids = -5", "max_limits.pids"),
+    ],
+)
+def test_what_is_wrong_names_file_and_key(tmp_path, text, key):
+    path = tmp_path / "sandboxd.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    assert caught.value.detail["key"] == key
+    assert key in caught.value.message
+    assert str(path) in caught.value.message or key.startswith("default_")
+
+
+@pytest.mark.parametrize("content", [b"not toml", b"\xff\xfe", None])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
+    path = tmp_path / "sandboxd.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"sandboxd\.toml"):
+        load_config(path, {})
+
+
+def test_an_unknown_variable_or_flag_is_refused():
+    with pytest.raises(ConfigError, match="SANDBOXD_MAX_SANDBOX"):
+        load_config(env={"SANDBOXD_MAX_SANDBOX": "1"})
+    with pytest.raises(ConfigError, match="--max-sandbox"):
+        load_config(env={}, overrides={"max_sandbox": 1})
+
+
+def test_listen():
+    assert parse_listen("127.0.0.1:80") == ("127.0.0.1", 80)
+    assert parse_listen("[::1]:80") == ("::1", 80)
+    assert parse_listen("localhost:0") == ("localhost", 0)
+    for bad in ("", ":80", "host", "host:", "host:x", "host:-1", "host:65536", "host:٣"):
+        with pytest.raises(ValueError):
+            parse_listen(bad)
+
+
+def test_the_token_is_made_once_and_is_private(tmp_path):
+    path = tmp_path / "token"
+    old = os.umask(0)
+    try:
+        token = ensure_token(path)
+    finally:
+        os.umask(old)
+    assert len(token) >= 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ensure_token(path) == token
+    assert os.listdir(tmp_path) == ["token"]
+    assert ensure_token(tmp_path / "other") != token
+
+
+@pytest.mark.parametrize("content", ["", "short", "with space in it, long enough", "ü" * 30])
+def test_an_unusable_token_is_refused(tmp_path, content):
+    path = tmp_path / "token"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError):
+        ensure_token(path)
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("x" * 40)
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="owner only"):
+        ensure_token(path)
+    link = tmp_path / "link"
+    path.chmod(0o600)
+    link.symlink_to(path)
+    with pytest.raises(ConfigError):
+        ensure_token(link)
+    with pytest.raises(ConfigError):
+        ensure_token(tmp_path / "no" / "directory")
