@@ -6,7 +6,7 @@ The layers, from the outside in; each imports only from those below it
 ``cli``        argv to configuration; ``serve``, ``doctor`` and the administration verbs
 ``api``        FastAPI application: schemas, authentication, one file a resource, errors as HTTP
 ``runtime``    the daemon's subject: the table of sandboxes, exec, files; asyncio lives here
-``images``     the node's image store: SIF files checked, and what is mounted (only user of sif_tools)
+``images``     the node's image store: SIF files checked, what is mounted (only user of sif_tools)
 ``launcher``   owner of the node namespaces and of every sandbox: slots, cgroups, mounts; its client
 ``host``       hostd, the few verbs that need the host's root; starts and watches the launcher
 ``rootfs``     what a sandbox's root is made of: overlay, writable layer, node skeleton

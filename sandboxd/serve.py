@@ -216,4 +216,3 @@ def _serve(config: Config, token: str, listener: socket.socket, node: _Node | No
         server.run(sockets=[listener])
     failed = not server.started or (node is not None and node.process.poll() is not None)
     return 1 if failed else 0
-
