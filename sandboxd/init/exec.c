@@ -9,9 +9,11 @@
  *   3. find the user;
  *   4. make the pipes with the user's fsuid, or a program could not reopen /dev/stdout; send them
  *      while still PID 1's id, so that fds in flight are not charged to the sandbox's;
- *   5. limits, then the user's ids (nothing needs a capability after that);
+ *   5. limits; every fd but 0-2 closed, then the user's ids (nothing needs a capability after that);
  *   6. the working directory, as the user; exec.
- * The last fds that leak nowhere: all are close-on-exec, 0-2 apart.
+ * Close-on-exec alone would be too late: a working directory, program or ELF interpreter that is (or
+ * is a symlink of the sandbox's to) /proc/self/fd/N would lead into the host's mounts through the
+ * descriptor of a cgroup directory, as in CVE-2024-21626.
  */
 #include "init.h"
 
@@ -293,8 +295,10 @@ _Noreturn void exec_child(struct child *self, struct inbox *in) {
         fail_at(fail, STEP_CWD, 1);
         give_up();
     }
-    if (connect_streams(self, in, &user) || set_limits(fail) || user_become(&user, fail) ||
-        enter_cwd(fail))
+    if (connect_streams(self, in, &user) || set_limits(fail))
+        give_up();
+    sys_close_from(3);
+    if (user_become(&user, fail) || enter_cwd(fail))
         give_up();
     if (!env_value("HOME")) {
         strcpy(stpcpy(home, "HOME="), user.home);
