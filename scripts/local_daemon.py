@@ -51,8 +51,9 @@ class LocalDaemon:
         command = [sys.executable, "-m", "sandboxd", "serve", "--listen", self.address]
         command += ["--images-dir", str(self.images_dir), "--state-dir", str(self.home / "state")]
         command += ["--runtime-dir", str(self.home / "run")]
-        # Nothing of the caller's settings: this daemon is its own.
+        # Nothing of the caller's settings: this daemon is its own, and its cgroups can be told.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOXD_")}
+        environment["SANDBOXD_CGROUP_ROOT"] = self.home.name
         with (self.home / "log").open("wb") as log:
             # A session of its own: Ctrl-C is for this script, which then stops the daemon.
             self._process = subprocess.Popen(
@@ -124,6 +125,7 @@ def local_daemon(name: str) -> Iterator[LocalDaemon]:
         stack.callback(_unmount_below, home)
         for directory in ("images", "state", "run"):
             (home / directory).mkdir()
+        stack.callback(_remove_cgroups, home.name)
         stack.callback(_end_descendants)
         daemon = LocalDaemon(home)
         stack.callback(daemon.stop)
@@ -171,3 +173,16 @@ def _unmount_below(directory: Path) -> None:
     for point in reversed(mountpoints):
         if Path(point).is_relative_to(directory):
             subprocess.run(["umount", "--lazy", point], check=False)
+
+
+def _remove_cgroups(name: str) -> None:
+    """Remove the empty groups a killed daemon left; their paths hold `name`."""
+    with Path("/proc/self/mountinfo").open() as mountinfo:
+        lines = [line.split(" ") for line in mountinfo]
+    for fields in lines:
+        if fields[fields.index("-") + 1] not in ("cgroup", "cgroup2"):
+            continue
+        for directory, _, _ in os.walk(fields[4], topdown=False):
+            if name in directory:
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
