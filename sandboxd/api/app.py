@@ -54,7 +54,8 @@ def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
     )
     app.state.runtime = runtime
     exception_handlers.install(app)
-    for resource in (health, sandboxes, exec_route, files, images, node):
+    # In the order of how often they are asked: the router tries one after another.
+    for resource in (exec_route, files, sandboxes, health, images, node):
         app.include_router(resource.router)
     # The last one added is the outermost: nothing of a body is read before the token was right.
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)

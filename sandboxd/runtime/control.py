@@ -66,7 +66,7 @@ class Control:
     def register(self, request: Request) -> int:
         """A fresh id, under which replies reach ``request``. Raises the error of ``fail``."""
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         request_id = self._last_id
         while True:
             request_id = request_id % (_ID_END - 1) + 1

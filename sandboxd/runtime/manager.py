@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict
@@ -71,6 +72,7 @@ class Runtime:
         self._abandoned: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready = False
+        self._adopted = False
         self._node: dict[str, Any] = {}
 
     async def start(self) -> None:
@@ -120,7 +122,12 @@ class Runtime:
         return sandbox
 
     def sandboxes(self) -> Iterator[Sandbox]:
-        """In the order of their ids."""
+        """In the order of their ids.
+
+        Raises NodeUnavailable until they are known: an empty list would say that there are none.
+        """
+        if not self._adopted:
+            raise NodeUnavailable("the node does not know its sandboxes yet")
         return iter([self._table[sandbox_id] for sandbox_id in sorted(self._table)])
 
     def counts(self) -> dict[str, int]:
@@ -171,15 +178,15 @@ class Runtime:
             )
         sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark)
         self._table[sandbox.id] = sandbox
-        started_at = self._loop.time()
+        started_at = time.monotonic()
         asked = False
         try:
             image, sandbox.mount = await self.images.acquire(spec.image)
             sandbox.set_image(image.key, image.config)
-            sandbox.phases_ms["image"] = self._since(started_at)
+            sandbox.phases_ms["image"] = _since(started_at)
             meta = sandbox.meta()
             _check_meta(meta)
-            asked_at = self._loop.time()
+            asked_at = time.monotonic()
             asked = True
             answer = await self._launcher.call(
                 "create",
@@ -189,7 +196,7 @@ class Runtime:
                 hostname=spec.hostname,
                 meta=meta,
             )
-            sandbox.phases_ms["launcher"] = self._since(asked_at)
+            sandbox.phases_ms["launcher"] = _since(asked_at)
             sandbox.phases_ms |= _phases(answer.ok)
             sandbox.connect(
                 answer.take_fd(), str(answer.ok.get("oom_kill_path") or ""), self._control_closed
@@ -204,12 +211,9 @@ class Runtime:
             raise
         finally:
             sandbox.made.set()
-        sandbox.phases_ms["total"] = self._since(started_at)
+        sandbox.phases_ms["total"] = _since(started_at)
         self._expiry.add(sandbox.id, spec.ttl_s)
         return sandbox.view()
-
-    def _since(self, at: float) -> float:
-        return round((self._loop.time() - at) * 1000, 3)
 
     # --- deleting ----------------------------------------------------------------------------
 
@@ -302,7 +306,7 @@ class Runtime:
         for sandbox in list(self._table.values()):
             if sandbox.state is SandboxState.DELETING:
                 self._begin_delete(sandbox)
-        self._ready = True
+        self._ready = self._adopted = True
         self._spawn(self._delete_abandoned())
         log.info("launcher connected, %d sandboxes (%d adopted)", len(self._table), len(unknown))
 
@@ -379,6 +383,11 @@ class Runtime:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, SandboxdError):
             log.error("background task failed", exc_info=error)
+
+
+def _since(at: float) -> float:
+    """Milliseconds. By the system's clock: uvloop's has a grain of a millisecond."""
+    return round((time.monotonic() - at) * 1000, 3)
 
 
 def _death(reason: str) -> SandboxdError:

@@ -406,6 +406,7 @@ def test_without_a_launcher_everything_is_unavailable(config):
         assert error_of(client.get("/readyz"), 503)["code"] == "node-unavailable"
         assert error_of(client.get("/v1/sandboxes/sb-x"), 503)["code"] == "node-unavailable"
         assert error_of(client.delete("/v1/sandboxes/sb-x"), 503)["code"] == "node-unavailable"
+        assert error_of(client.get("/v1/sandboxes"), 503)["code"] == "node-unavailable"
         assert error_of(client.get("/v1/node"), 503)["code"] == "node-unavailable"
 
 

@@ -54,7 +54,11 @@ async def create(
     return JsonAnswer(_answer(runtime, view), 201, location)
 
 
-@router.get("", response_model=SandboxList, responses=documented(errors.RequestError))
+@router.get(
+    "",
+    response_model=SandboxList,
+    responses=documented(errors.RequestError, errors.NodeUnavailable),
+)
 async def list_sandboxes(
     *,
     request: Request,
