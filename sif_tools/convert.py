@@ -8,6 +8,7 @@ Not for deciding whether an image has to be converted at all, nor for keeping ma
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from sif_tools.errors import BadSource, ConvertError, DestinationExists
+from sif_tools.errors import BadSource, DestinationExists, WriteFailed
 from sif_tools.format import ARCH_CODES, UNKNOWN_ARCH, DataType, FsType, PartType, machine_arch
 from sif_tools.image_config import (
     DEFAULT_IMAGE_CONFIG,
@@ -161,10 +162,12 @@ def _check_before(path: Path, options: ConvertOptions) -> None:
     """What would fail in the end anyway fails before the work."""
     find_tool()
     options.squashfs.checked_level()
-    if not options.force and path.exists():
+    try:
+        os.stat(path.parent)
+    except OSError as error:
+        raise WriteFailed(f"{path.parent}: {error.strerror}") from error
+    if not options.force and os.path.lexists(path):
         raise DestinationExists(f"{path} exists", hint="--force replaces it")
-    if not path.parent.is_dir():
-        raise ConvertError(f"{path.parent} is not a directory")
 
 
 def _total(source: Source) -> int | None:

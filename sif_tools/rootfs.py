@@ -17,7 +17,15 @@ from typing import Final
 
 from sif_tools.errors import BadEntry, BadSource
 from sif_tools.merge.merger import Pass, Progress
-from sif_tools.tarstream.entry import NO_XATTRS, Entry, EntryStream, Kind, Piece, is_kept_xattr
+from sif_tools.tarstream.entry import (
+    NO_XATTRS,
+    XATTR_KINDS,
+    Entry,
+    EntryStream,
+    Kind,
+    Piece,
+    is_kept_xattr,
+)
 from sif_tools.tarstream.sparse import zeros
 
 _READ_BYTES: Final = 512 << 10
@@ -38,7 +46,11 @@ class DirectoryLayer:
     has_whiteouts = False
 
     def __init__(self, directory: Path) -> None:
-        if not directory.is_dir():
+        try:
+            is_directory = stat.S_ISDIR(os.stat(directory).st_mode)
+        except OSError as error:
+            raise BadSource(f"{directory}: {error.strerror}") from error
+        if not is_directory:
             raise BadSource(f"{directory} is not a directory")
         self.name = f"directory {directory}"
         self._root = os.fsencode(directory)
@@ -140,7 +152,7 @@ class _Walk:
             entry.link_target = os.readlink(full)
         elif kind in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE):
             entry.major, entry.minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-        if kind is not Kind.SYMLINK:
+        if kind in XATTR_KINDS:
             entry.xattrs = _xattrs(full) or NO_XATTRS
         return entry
 

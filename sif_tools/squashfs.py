@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 from sif_tools.errors import BadSquashfs, ConvertError, SquashfsToolFailed, ToolMissing
 from sif_tools.superblock import read_superblock
@@ -74,8 +74,8 @@ def squashfs_from_tar(
     happens; the tool is killed if `write` raises.
     """
     with ExitStack() as stack:
-        image: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="sif-tools-"))
-        errors: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="sif-tools-"))
+        image = stack.enter_context(_temporary())
+        errors = stack.enter_context(_temporary())
         with _running(image, errors, options) as process:
             inodes = _feed(process, write, errors)
         size = os.fstat(image.fileno()).st_size
@@ -86,6 +86,16 @@ def squashfs_from_tar(
         if found != inodes:
             raise SquashfsToolFailed(f"{TOOL} stored {found} of {inodes} inodes")
         yield image, size
+
+
+def _temporary() -> BinaryIO:
+    try:
+        return cast(BinaryIO, tempfile.TemporaryFile(prefix="sif-tools-"))
+    except OSError as error:
+        raise ConvertError(
+            f"no temporary file can be made: {error.strerror}",
+            hint="TMPDIR chooses where; it needs room for the finished squashfs",
+        ) from error
 
 
 @contextmanager
@@ -105,14 +115,17 @@ def _running(
         f"/proc/self/fd/{image.fileno()}",
     ]
     environment = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        pass_fds=[image.fileno()],
-        env=environment | {"LC_ALL": "C"},
-    )
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=[image.fileno()],
+            env=environment | {"LC_ALL": "C"},
+        )
+    except OSError as error:
+        raise SquashfsToolFailed(f"{TOOL} cannot be started: {error.strerror}") from error
     try:
         yield process
     finally:

@@ -58,6 +58,8 @@ class EntryStream(Protocol):
 #    hide what another layer has;
 #  security.selinux, .ima, .evm belong to the host's policy, not to an image;
 #  the rest of trusted. is invisible without CAP_SYS_ADMIN in the first user namespace.
+# user. attributes exist on these only (xattr(7)), and only a file can have capabilities.
+XATTR_KINDS: Final = frozenset({Kind.FILE, Kind.DIRECTORY})
 _KEPT_EXACTLY: Final = b"security.capability"
 _KEPT_PREFIX: Final = b"user."
 _DROPPED_PREFIX: Final = b"user.overlay."

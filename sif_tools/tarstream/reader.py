@@ -22,7 +22,14 @@ from urllib.parse import unquote_to_bytes
 from sif_tools.errors import BadEntry, BadLayer
 from sif_tools.tarstream import sparse
 from sif_tools.tarstream.chunks import ChunkCursor
-from sif_tools.tarstream.entry import NO_XATTRS, Entry, Kind, Piece, is_kept_xattr
+from sif_tools.tarstream.entry import (
+    NO_XATTRS,
+    XATTR_KINDS,
+    Entry,
+    Kind,
+    Piece,
+    is_kept_xattr,
+)
 
 BLOCK: Final = 512
 # Extended headers are held in memory: the kernel allows 64 KiB an xattr and lists of 64 KiB of
@@ -187,7 +194,7 @@ class TarReader:
                 entry.link_target = target
             elif kind is Kind.CHAR_DEVICE or kind is Kind.BLOCK_DEVICE:
                 entry.major, entry.minor = _device(fields[12], fields[13])
-            if pax:
+            if pax and kind in XATTR_KINDS:
                 entry.xattrs = _xattrs(pax)
             self._stored_bytes, self._padding = stored, -stored % BLOCK
             self._segments = None

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -392,6 +393,51 @@ def test_a_failure_kills_the_tool_and_leaves_nothing(
     assert set(os.listdir(tmp_path)) == before
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     assert children.read_text() == ""
+
+
+def test_needs_no_root() -> None:
+    """The same bytes made by a user of no privilege; a child gives up root, as it cannot return."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: every other test here shows it")
+    with tempfile.TemporaryDirectory(prefix="sif-tools-test-") as scratch:
+        os.chmod(scratch, 0o777)
+        maker = LayoutMaker(Path(scratch, "layout"))
+        maker.add(maker.image(layers()), "t")
+        options = sif_tools.ConvertOptions(architecture="amd64")
+        source = f"oci:{maker.finish()}:t"
+        sif_tools.convert(source, Path(scratch, "root.sif"), options)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+                sif_tools.convert(source, Path(scratch, "user.sif"), options)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert Path(scratch, "user.sif").stat().st_uid == 65534
+        assert Path(scratch, "user.sif").read_bytes() == Path(scratch, "root.sif").read_bytes()
+
+
+def test_places_that_cannot_be_written(
+    layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(errors.WriteFailed):
+        sif_tools.convert(f"oci:{layout}:t", tmp_path / "no" / "out.sif")
+    (tmp_path / "dangling.sif").symlink_to("nowhere")
+    with pytest.raises(errors.DestinationExists):
+        sif_tools.convert(f"oci:{layout}:t", tmp_path / "dangling.sif")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no"))
+    with pytest.raises(errors.ConvertError) as caught:
+        sif_tools.convert(
+            f"oci:{layout}:t",
+            tmp_path / "out.sif",
+            sif_tools.ConvertOptions(architecture="amd64"),
+        )
+    assert "TMPDIR" in str(caught.value.hint)
 
 
 def test_levels_are_checked_before_the_work(layout: Path, tmp_path: Path) -> None:

@@ -159,6 +159,17 @@ def test_xattrs_are_binary_and_filtered() -> None:
     }
 
 
+def test_only_files_and_directories_keep_xattrs() -> None:
+    """The kernel has user. attributes on nothing else, so no unpacker could set them."""
+    attributes = {"SCHILY.xattr.user.k": "v"}
+    made = [
+        member("d/", pax_headers=attributes),
+        symlink("s", "d", pax_headers=attributes),
+        member("p", kind=tarfile.FIFOTYPE, pax_headers=attributes),
+    ]
+    assert [dict(entry.xattrs) for entry, _ in read(tar_bytes(made))] == [{b"user.k": b"v"}, {}, {}]
+
+
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
