@@ -50,6 +50,10 @@ class Config:
     """Path of ``squashfuse_ll``; looked for if empty."""
     log_level: str = "info"
     max_sandboxes: int = 512
+    slots_min: int = 4
+    """Sandboxes made ahead of need, at least …"""
+    slots_max: int = 64
+    """… and at most, when many are asked for."""
     default_ttl_s: float = 3600.0
     max_ttl_s: float = 86_400.0
     image_idle_s: float = 600.0
@@ -234,6 +238,8 @@ def _check(config: Config) -> None:
     for name in ("ttl_s", "timeout_s"):
         if getattr(config, f"default_{name}") > getattr(config, f"max_{name}"):
             raise refuse(f"default_{name}", f"is more than max_{name}")
+    if config.slots_min > config.slots_max:
+        raise refuse("slots_min", "is more than slots_max")
     if config.default_output_bytes > config.max_output_bytes:
         raise refuse("default_output_bytes", "is more than max_output_bytes")
     for one in fields(Limits):

@@ -146,6 +146,7 @@ def _start_node(config: Config) -> _Node:
     command += ["--account", config.user, "--runtime-dir", config.runtime_dir]
     command += ["--cgroup-name", cgroup_name(config), "--squashfuse", config.squashfuse]
     command += ["--max-sandboxes", str(config.max_sandboxes)]
+    command += ["--slots-min", str(config.slots_min), "--slots-max", str(config.slots_max)]
     command += ["--lifeline-fd", str(lifeline_read), "--ready-fd", str(ready_write)]
     # A session of its own: a Ctrl-C in the terminal is for us, and we end it.
     process = subprocess.Popen(
