@@ -29,6 +29,8 @@ from tests.framework.leaks import LeakCheck
 
 READY_S = 30.0
 STOP_S = 30.0
+SETTLE_S = 10.0
+SLOTS = 4
 
 
 class DaemonError(Exception):
@@ -103,10 +105,20 @@ class Daemon:
         self.http.headers["Authorization"] = f"Bearer {self.token}"
         self.refresh_family()
 
-    def keep_connection(self) -> None:
-        """Have exactly one live keep-alive connection, which both sides drop after a while."""
+    def settle(self) -> None:
+        """Bring what comes and goes with time into the same state: one live keep-alive connection,
+        which both sides drop after a while, and the pool of slots full (SLOTS, neither growing nor
+        shrinking in a daemon under test) with nothing of the dead left in the launcher."""
+        deadline = time.monotonic() + SETTLE_S
         with contextlib.suppress(httpx.TransportError):
-            self.http.get("/healthz", timeout=5)
+            while time.monotonic() < deadline:
+                answer = self.http.get("/v1/node", timeout=5)
+                if not answer.is_success:
+                    return  # a node that is down has no pool
+                counts = answer.json()["counts"]
+                if counts["slots_ready"] == SLOTS and counts["in_teardown"] == 0:
+                    return
+                time.sleep(0.02)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to the started process alone, and wait for its end if that is certain."""
@@ -188,7 +200,7 @@ def running_daemon(
         stack.callback(daemon.stop)
         daemon.wait_ready()
         directories = {daemon.state_dir, daemon.runtime_dir, daemon.images_dir}
-        with check.long_lived(daemon.family | {daemon.pid}, directories, daemon.keep_connection):
+        with check.long_lived(daemon.family | {daemon.pid}, directories, daemon.settle):
             yield daemon
 
 
@@ -207,13 +219,18 @@ def start(
     command = [sys.executable, "-m", "sandboxd", "serve", "--listen", address]
     command += ["--state-dir", str(state_dir), "--runtime-dir", str(runtime_dir)]
     command += ["--images-dir", str(images_dir), *arguments]
+    settings = {
+        "SANDBOXD_CGROUP_ROOT": home.name,
+        "SANDBOXD_SLOTS_MIN": str(SLOTS),
+        "SANDBOXD_SLOTS_MAX": str(SLOTS),
+    }
     with log_file.open("ab") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_without_settings() | {"SANDBOXD_CGROUP_ROOT": home.name} | (environment or {}),
+            env=_without_settings() | settings | (environment or {}),
         )
     return Daemon(process, f"http://{address}", state_dir, runtime_dir, images_dir, log_file)
 
