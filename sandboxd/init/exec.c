@@ -214,11 +214,11 @@ static int enter_cwd(struct failure *fail) {
 }
 
 static void say(const char *name, int err) {
-    const char *why = err == ENOENT    ? ": not found\n"
-                      : err == EACCES  ? ": permission denied\n"
-                      : err == ENOEXEC ? ": not an executable format\n"
-                      : err == E2BIG   ? ": argument list too long\n"
-                                       : ": cannot be executed\n";
+    const char *why = err == ENOENT || err == ENOTDIR ? ": not found\n"
+                      : err == EACCES                 ? ": permission denied\n"
+                      : err == ENOEXEC                ? ": not an executable format\n"
+                      : err == E2BIG                  ? ": argument list too long\n"
+                                                      : ": cannot be executed\n";
     char line[512], *at = stpcpy(line, "exec: ");
     size_t len = strnlen(name, 400);
     memcpy(at, name, len);
@@ -311,6 +311,7 @@ _Noreturn void exec_child(struct child *self, struct inbox *in) {
         run(command.argv[0], (char *const *)(uintptr_t)command.argv);
     int err = errno;
     fail_at(fail, STEP_EXEC, 0);
-    say(command.argv[0], err);
+    /* Of a script it is the shell that is missing. */
+    say(command.flags & EXEC_SHELL ? "/bin/sh" : command.argv[0], err);
     _exit(err == ENOENT || err == ENOTDIR ? 127 : 126);
 }
