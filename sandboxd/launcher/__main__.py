@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,10 +54,23 @@ SANDBOX_CAPABILITIES: Final = (
 and processes, and nothing over the kernel."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    token: seccomp.SyscallToken
+    sandbox: bytes
+    image_server: bytes
+
+
 def main() -> None:
-    # What is imported must be imported by now: the id it becomes may not be able to read Python's
-    # own files (a virtual environment in a closed home). Codecs are looked up late.
+    # What is read must be read by now: the id it becomes may not be able to read our own files (a
+    # clone in a closed home). Codecs are looked up late.
     codecs.lookup("ascii")
+    token = seccomp.SyscallToken.draw()
+    filters = _Filters(
+        token,
+        seccomp.compile_profile(seccomp.SANDBOX_PROFILE, exempt=token),
+        seccomp.compile_profile(seccomp.FUSE_SERVER_PROFILE),
+    )
     hostd = socket.socket(fileno=3)
     listener = socket.socket(fileno=4)
     zygote_sock = socket.socket(fileno=5)
@@ -72,7 +86,7 @@ def main() -> None:
     except OSError as error:
         protocol.send(hostd, {"event": "failed", "message": str(error)})
         raise
-    _serve(orders, hostd, listener, zygote_sock)
+    _serve(orders, filters, hostd, listener, zygote_sock)
 
 
 def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> None:
@@ -99,6 +113,7 @@ def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> None:
 
 def _serve(
     orders: dict[str, Any],
+    filters: _Filters,
     hostd: socket.socket,
     listener: socket.socket,
     zygote_sock: socket.socket,
@@ -134,7 +149,7 @@ def _serve(
         fuse_fd=host.fuse_fd,
         server_path=orders["squashfuse"],
         server_id=orders["fuse_id"],
-        server_filter=seccomp.compile_profile(seccomp.FUSE_SERVER_PROFILE),
+        server_filter=filters.image_server,
         on_death=server.image_died,
     )
     slots = Slots(
@@ -154,13 +169,12 @@ def _serve(
     )
 
     def start() -> Task[None]:
-        token = seccomp.SyscallToken.draw()
         yield from zygote.initialise(
             unmapped_id=orders["node_id"],
             map_count=orders["sandbox_ids"],
-            token=(token.low, token.high),
+            token=(filters.token.low, filters.token.high),
             caps=cap.mask(SANDBOX_CAPABILITIES),
-            program=seccomp.compile_profile(seccomp.SANDBOX_PROFILE, exempt=token),
+            program=filters.sandbox,
         )
         # One is made before the node says it serves: whatever cannot be set up here fails now.
         slots.add((yield from slots.make(skeleton.SHM_MB)))
