@@ -6,11 +6,13 @@ and exit status 1; usage errors are 2. With `--json`, stdout carries JSON and no
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
 
 from sif_tools.cli import convert_verb, inspect_verb, list_verb
+from sif_tools.cli.output import safe_text
 from sif_tools.errors import SifError
 
 
@@ -30,12 +32,16 @@ def create_app() -> typer.Typer:
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files and of what is in images fit into no locale for sure.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         create_app()()
     except SifError as error:
-        print(f"error: {error.code}: {error.message}", file=sys.stderr)
+        print(f"error: {error.code}: {safe_text(error.message)}", file=sys.stderr)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            print(f"hint: {safe_text(error.hint)}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
         # `sif-tools list … | head`: nobody listens any more, which is no failure of ours.

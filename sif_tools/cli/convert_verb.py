@@ -99,12 +99,18 @@ def _shown_progress() -> Iterator[ProgressCallback]:
 
 
 class _Bars:
+    """A bar for each stage that has bytes to count; those before the current one are full."""
+
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
         self._tasks: dict[Stage, TaskID] = {}
 
     def __call__(self, stage: Stage, done_bytes: int, total_bytes: int | None) -> None:
+        if stage is Stage.RESOLVE:
+            return
         if stage not in self._tasks:
+            for task in self._bars.tasks:
+                self._bars.update(task.id, total=task.completed)
             self._tasks[stage] = self._bars.add_task(_WORDS[stage], total=total_bytes)
         self._bars.update(self._tasks[stage], completed=done_bytes, total=total_bytes)
 

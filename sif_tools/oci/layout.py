@@ -68,9 +68,10 @@ class OciLayout:
 
 
 def split_reference(reference: str) -> tuple[Path, str | None]:
-    """`DIR[:TAG]`: a directory of exactly that name wins, as its name may have a colon."""
-    path = Path(reference)
-    directory, colon, tag = reference.rpartition(":")
-    if path.is_dir() or not colon or not directory or "/" in tag:
-        return path, None
-    return Path(directory), tag
+    """`DIR[:TAG]`. Either may have colons: the longest DIR that exists is the directory."""
+    end = len(reference)
+    while end > 0:
+        if Path(reference[:end]).is_dir():
+            return Path(reference[:end]), reference[end + 1 :] or None
+        end = reference.rfind(":", 0, end)
+    return Path(reference.partition(":")[0] or reference), None

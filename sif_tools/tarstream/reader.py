@@ -35,6 +35,8 @@ BLOCK: Final = 512
 # Extended headers are held in memory: the kernel allows 64 KiB an xattr and lists of 64 KiB of
 # names, so 4 MiB holds what any file system could have given.
 _MAX_PAX_BYTES: Final = 4 << 20
+# Global records stay for the rest of the archive; git writes one, nothing writes many.
+_MAX_GLOBAL_RECORDS: Final = 1000
 _MAX_LONG_NAME_BYTES: Final = 64 << 10
 # What squashfs (u32 time stamps, u32 ids) and Linux (the last id means "none") can hold.
 _MAX_MTIME: Final = (1 << 32) - 1
@@ -134,6 +136,8 @@ class TarReader:
                 body = self._extension(size, _MAX_PAX_BYTES)
                 if kind == b"g":
                     _parse_pax(body, self._global_pax, [])
+                    if len(self._global_pax) > _MAX_GLOBAL_RECORDS:
+                        raise BadLayer("too many global extended header records")
                     extended.pax = dict(self._global_pax)
                 else:
                     _parse_pax(body, extended.pax, extended.sparse_pairs)

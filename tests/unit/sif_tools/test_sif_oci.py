@@ -49,6 +49,16 @@ def test_by_tag(tmp_path: Path) -> None:
     assert ":1, :2" in str(caught.value.hint)
 
 
+def test_tags_as_other_tools_write_them(tmp_path: Path) -> None:
+    maker = LayoutMaker(tmp_path / "o")
+    one = maker.image([LAYER])
+    maker.add(one, "docker.io/library/name:1.2")
+    where = maker.finish()
+    found = open_source(f"oci:{where}:docker.io/library/name:1.2", "amd64")
+    assert found.manifest_digest == one["digest"]
+    assert open_source(f"oci:{where}", "amd64").manifest_digest == one["digest"]
+
+
 def test_a_platform_out_of_nested_indexes(tmp_path: Path) -> None:
     maker = LayoutMaker(tmp_path / "o")
     images = {arch: maker.image([LAYER], arch=arch) for arch in ("amd64", "arm64", "arm")}

@@ -203,6 +203,20 @@ def test_types_that_no_image_has(kind: bytes) -> None:
     assert caught.value.entry == b"strange"
 
 
+def test_global_headers_apply_and_cannot_pile_up() -> None:
+    made = tar_bytes([member("a", b"1")])
+    info, _ = member("ignored")
+    global_header = info.create_pax_global_header({"gid": "77", "comment": "x"})
+    ((entry, data),) = read(global_header + made)
+    assert (entry.gid, data) == (77, b"1")
+    many = b"".join(
+        info.create_pax_global_header({f"k{part}.{index}": "x" for index in range(500)})
+        for part in range(3)
+    )
+    with pytest.raises(BadLayer):
+        read(many + made)
+
+
 def test_a_wrong_checksum_and_text_are_no_tar() -> None:
     made = bytearray(tar_bytes([member("a", b"x")]))
     made[0] ^= 1
