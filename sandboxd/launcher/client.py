@@ -48,14 +48,12 @@ class Answer:
     ok: dict[str, Any]
     fds: list[int]
 
-    def take_fd(self) -> int:
-        """The first fd; the others are closed. Raises NodeError where there is none."""
+    def take_fds(self) -> list[int]:
+        """All of them, the caller's now. Raises NodeError where there is none."""
         if not self.fds:
             raise NodeError("the launcher sent no file descriptor")
-        first, *rest = self.fds
-        _close(rest)
-        self.fds = []
-        return first
+        taken, self.fds = self.fds, []
+        return taken
 
 
 def error_from_launcher(error: Any) -> SandboxdError:

@@ -10,6 +10,7 @@ everybody survives, into a hang, which nobody does.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
@@ -41,6 +42,8 @@ class MountedImage:
     ready: Promise[None]
     pid: int = 0
     pidfd: int = -1
+    alive_fd: int = -1
+    """Read end of a pipe that only the server writes to: its end is the server's."""
     sandboxes: set[str] = field(default_factory=set)
 
 
@@ -90,6 +93,8 @@ class Images:
             self.by_key.pop(key, None)
             if image.pid:
                 self.kill(image)
+            elif image.alive_fd >= 0:
+                os.close(image.alive_fd)
             self._mounter.request("unmount", name=image.name)
             refusal = ImageUnavailable(f"the image could not be mounted: {error}")
             image.ready.reject(refusal)
@@ -98,16 +103,19 @@ class Images:
         return image
 
     def _start(self, image: MountedImage, sif_fd: int, offset_bytes: int) -> Task[None]:
-        fuse_fd = -1
+        fds = [sif_fd]
         try:
+            image.alive_fd, alive_write = os.pipe2(os.O_CLOEXEC)
+            fds.append(alive_write)
             fuse_fd = yield from self._fuse_fd()
+            fds.append(fuse_fd)
             reply = self._mounter.request("fuse-mount", (fuse_fd,), name=image.name)
             yield from self._loop.wait(reply, MOUNT_TIMEOUT_S, "mounting the FUSE file system")
-            image.pid = self._spawn_server(sif_fd, fuse_fd, offset_bytes)
+            # In this order: the kernel closes them so, and the pipe must end before the FUSE fd.
+            image.pid = self._spawn_server((alive_write, sif_fd, fuse_fd), offset_bytes)
         finally:
-            os.close(sif_fd)
-            if fuse_fd >= 0:
-                os.close(fuse_fd)
+            for fd in fds:
+                os.close(fd)
         image.pidfd = os.pidfd_open(image.pid)
         self._loop.add_reader(image.pidfd, lambda: self._died(image))
         reply = self._prober.request("fuse-check", name=image.name)
@@ -156,7 +164,8 @@ class Images:
     def _died(self, image: MountedImage) -> None:
         self._loop.remove_reader(image.pidfd)
         os.close(image.pidfd)
-        image.pidfd = -1
+        os.close(image.alive_fd)
+        image.pidfd = image.alive_fd = -1
         with suppress(ChildProcessError):
             os.waitpid(image.pid, 0)
         if self.by_key.get(image.key) is image:
@@ -164,7 +173,7 @@ class Images:
             self._mounter.request("unmount", name=image.name)
             self._on_death(image)
 
-    def _spawn_server(self, sif_fd: int, fuse_fd: int, offset_bytes: int) -> int:
+    def _spawn_server(self, fds: tuple[int, int, int], offset_bytes: int) -> int:
         """Fork and exec squashfuse. The launcher has no threads, so the child may run Python."""
         parent = os.getpid()
         pid = os.fork()
@@ -173,16 +182,17 @@ class Images:
         try:
             self._become_server(parent)
             # Low numbers first, so that everything above them can be closed in one go.
-            for source, target in ((os.dup(sif_fd), 3), (os.dup(fuse_fd), 4)):
+            copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 6) for fd in fds]
+            for target, source in enumerate(copies, start=3):
                 os.dup2(source, target, inheritable=True)
-            os.closerange(5, os.sysconf("SC_OPEN_MAX"))
+            os.closerange(6, os.sysconf("SC_OPEN_MAX"))
             argv = [
                 self._server_path,
                 "-f",
                 "-o",
                 f"ro,offset={offset_bytes}",
-                "/proc/self/fd/3",
-                "/dev/fd/4",
+                "/proc/self/fd/4",
+                "/dev/fd/5",
             ]
             seccomp.load(self._server_filter)
             os.execve(self._server_path, argv, {"PATH": "/usr/bin", "LC_ALL": "C"})

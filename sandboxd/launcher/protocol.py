@@ -33,6 +33,9 @@ a restarted daemon has everything again. ``phases`` are milliseconds by phase na
 (``memory.events`` of the sandbox's cgroup, or v1's ``memory.oom_control``); "" where there is none.
 ``limits`` of ``node`` says by limit name how it is held (``model.Enforcement``).
 
+With the control fd come the read ends of a pipe for each image, lowest first: at its end the
+image's server is dead (``runtime/image_watch.py``).
+
 The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
 file operations go straight there; the launcher is only in the way of creating and deleting.
 

@@ -182,7 +182,7 @@ class Server:
             "pid": sandbox.slot.pid,
             "phases": phases,
             "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
-        }, (control,)
+        }, (control, *_alive_fds(sandbox))
 
     def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
@@ -191,7 +191,7 @@ class Server:
             raise SandboxNotFound(f"no sandbox {message['sandbox']}")
         control = yield from self.sandboxes.attach(sandbox)
         path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
-        return {"sandbox": sandbox.id, "oom_kill_path": path}, (control,)
+        return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *_alive_fds(sandbox))
 
     def _list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
@@ -204,6 +204,19 @@ class Server:
         del fds
         yield from self.sandboxes.delete(message["sandbox"])
         return {"sandbox": message["sandbox"]}, ()
+
+
+def _alive_fds(sandbox: Sandbox) -> list[int]:
+    """Copies, to be passed on and closed. One that is dead by now is a pipe at its end."""
+    copies = []
+    for image in sandbox.images:
+        if image.alive_fd >= 0:
+            copies.append(os.dup(image.alive_fd))
+        else:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            os.close(write)
+            copies.append(read)
+    return copies
 
 
 def _error_body(error: BaseException) -> dict[str, Any]:

@@ -39,13 +39,20 @@ class Request(Protocol):
 class Control:
     """The daemon's end of a control socket.
 
-    ``on_closed`` is called once, when the other end closes or breaks the protocol; the requests
-    still waiting are told by ``fail``, by whoever knows why.
+    ``on_closed`` is called once, when the other end closes or breaks the protocol, or when
+    ``is_sound`` says that no result can be believed any more; the requests still waiting are told
+    by ``fail``, by whoever knows why.
     """
 
-    def __init__(self, sock: socket.socket, on_closed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_closed: Callable[[str], None],
+        is_sound: Callable[[], bool] = lambda: True,
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._is_sound = is_sound
         self._loop = asyncio.get_running_loop()
         self._on_closed = on_closed
         self._requests: dict[int, Request] = {}
@@ -181,6 +188,10 @@ class Control:
         request = self._requests.get(message.id)
         if request is None:
             protocol.close_fds(fds)
+            return
+        if message.type == MsgType.R_EXIT and not self._is_sound():
+            protocol.close_fds(fds)
+            self._closed("image-lost")
             return
         try:
             request.reply(message.type, message.payload, fds)

@@ -199,7 +199,7 @@ class Runtime:
             sandbox.phases_ms["launcher"] = _since(asked_at)
             sandbox.phases_ms |= _phases(answer.ok)
             sandbox.connect(
-                answer.take_fd(), str(answer.ok.get("oom_kill_path") or ""), self._control_closed
+                answer.take_fds(), str(answer.ok.get("oom_kill_path") or ""), self._control_closed
             )
         except BaseException:
             self._table.pop(sandbox.id, None)
@@ -326,7 +326,7 @@ class Runtime:
                 try:
                     answer = await self._launcher.call("attach", sandbox=row.sandbox)
                     sandbox.connect(
-                        answer.take_fd(),
+                        answer.take_fds(),
                         str(answer.ok.get("oom_kill_path") or ""),
                         self._control_closed,
                     )
@@ -367,7 +367,7 @@ class Runtime:
 
     def _settle(self, sandbox: Sandbox, reason: str) -> None:
         if self._launcher.connected:
-            sandbox.fail(SandboxDead("the sandbox's PID 1 is gone", reason=reason))
+            sandbox.fail(_death(reason))
         else:
             sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from sandboxd.init.protocol import ExecFlag
 from sandboxd.model import ExecRequest, ImageConfig, Limits, SandboxSpec, SandboxState
 from sandboxd.runtime.control import Control
 from sandboxd.runtime.exec import Exec
+from sandboxd.runtime.image_watch import ImageWatch
 from sandboxd.runtime.oom import OomCounter
 from sandboxd.runtime.pipes import Leftovers
 
@@ -82,6 +83,7 @@ class Sandbox:
     deletion: asyncio.Task[None] | None = None
     _control: Control | None = None
     _oom: OomCounter | None = None
+    _images: ImageWatch | None = None
     _leftovers: Leftovers | None = None
     _env: dict[str, str] = field(default_factory=dict)
     _env_packed: tuple[bytes, int] = (b"", 0)
@@ -164,11 +166,19 @@ class Sandbox:
     # --- its life ----------------------------------------------------------------------------
 
     def connect(
-        self, control_fd: int, oom_kill_path: str, on_closed: Callable[[Sandbox, str], None]
+        self,
+        fds: Sequence[int],
+        oom_kill_path: str,
+        on_closed: Callable[[Sandbox, str], None],
     ) -> None:
-        """Take the control socket (the fd is owned from here on): the sandbox can be used."""
+        """Take the control socket and the pipes of the images' servers (the fds are owned from here
+        on): the sandbox can be used."""
+        control_fd, *watched = fds
+        self._images = ImageWatch(watched)
         self._control = Control(
-            socket.socket(fileno=control_fd), lambda reason: on_closed(self, reason)
+            socket.socket(fileno=control_fd),
+            lambda reason: on_closed(self, reason),
+            self._images.all_alive,
         )
         self._oom = OomCounter(oom_kill_path)
         self._leftovers = Leftovers()
@@ -192,6 +202,8 @@ class Sandbox:
             self._leftovers.close()
         if self._oom is not None:
             self._oom.close()
+        if self._images is not None:
+            self._images.close()
 
     def control(self) -> Control:
         """The way to PID 1. Raises the sandbox's failure where there is none."""
