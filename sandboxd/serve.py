@@ -16,6 +16,7 @@ import importlib
 import logging
 import os
 import pwd
+import resource
 import signal
 import socket
 import subprocess
@@ -29,8 +30,11 @@ import uvicorn
 from sandboxd.api.app import create_app
 from sandboxd.config import Config, ensure_token
 from sandboxd.errors import ConfigError, FeatureMissing, NodeUnavailable
-from sandboxd.linux.process import set_dumpable, set_no_new_privs
+from sandboxd.linux.process import raise_limit, set_dumpable, set_no_new_privs
 from sandboxd.runtime.manager import Runtime
+
+NOFILE: Final = 1_048_576
+"""A handful for each sandbox and each exec."""
 
 NODE_START_S: Final = 40.0
 NODE_STOP_S: Final = 20.0
@@ -169,6 +173,7 @@ def _become(account: pwd.struct_passwd) -> None:
     """Give root up for good. Nothing of the account's may read this process's memory: the token."""
     for name in _LATE_IMPORTS:
         importlib.import_module(name)
+    raise_limit(resource.RLIMIT_NOFILE, NOFILE)
     os.setgroups([])
     os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
     os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)

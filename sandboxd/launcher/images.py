@@ -42,8 +42,8 @@ class MountedImage:
     ready: Promise[None]
     pid: int = 0
     pidfd: int = -1
-    alive_fd: int = -1
-    """Read end of a pipe that only the server writes to: its end is the server's."""
+    alive_fds: tuple[int, ...] = ()
+    """Read ends of two pipes that only the server holds the other ends of."""
     sandboxes: set[str] = field(default_factory=set)
 
 
@@ -93,8 +93,8 @@ class Images:
             self.by_key.pop(key, None)
             if image.pid:
                 self.kill(image)
-            elif image.alive_fd >= 0:
-                os.close(image.alive_fd)
+            else:
+                self._close_pipes(image)
             self._mounter.request("unmount", name=image.name)
             refusal = ImageUnavailable(f"the image could not be mounted: {error}")
             image.ready.reject(refusal)
@@ -105,14 +105,16 @@ class Images:
     def _start(self, image: MountedImage, sif_fd: int, offset_bytes: int) -> Task[None]:
         fds = [sif_fd]
         try:
-            image.alive_fd, alive_write = os.pipe2(os.O_CLOEXEC)
-            fds.append(alive_write)
+            pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+            image.alive_fds = tuple(read for read, _ in pipes)
+            fds += [write for _, write in pipes]
             fuse_fd = yield from self._fuse_fd()
             fds.append(fuse_fd)
             reply = self._mounter.request("fuse-mount", (fuse_fd,), name=image.name)
             yield from self._loop.wait(reply, MOUNT_TIMEOUT_S, "mounting the FUSE file system")
-            # In this order: the kernel closes them so, and the pipe must end before the FUSE fd.
-            image.pid = self._spawn_server((alive_write, sif_fd, fuse_fd), offset_bytes)
+            # One pipe on either side of the FUSE fd: whichever way round a kernel closes the
+            # descriptors of a dying process (6.18: highest first), one of them ends before it.
+            image.pid = self._spawn_server((fds[1], sif_fd, fuse_fd, fds[2]), offset_bytes)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -164,8 +166,8 @@ class Images:
     def _died(self, image: MountedImage) -> None:
         self._loop.remove_reader(image.pidfd)
         os.close(image.pidfd)
-        os.close(image.alive_fd)
-        image.pidfd = image.alive_fd = -1
+        image.pidfd = -1
+        self._close_pipes(image)
         with suppress(ChildProcessError):
             os.waitpid(image.pid, 0)
         if self.by_key.get(image.key) is image:
@@ -173,7 +175,13 @@ class Images:
             self._mounter.request("unmount", name=image.name)
             self._on_death(image)
 
-    def _spawn_server(self, fds: tuple[int, int, int], offset_bytes: int) -> int:
+    @staticmethod
+    def _close_pipes(image: MountedImage) -> None:
+        for fd in image.alive_fds:
+            os.close(fd)
+        image.alive_fds = ()
+
+    def _spawn_server(self, fds: tuple[int, int, int, int], offset_bytes: int) -> int:
         """Fork and exec squashfuse. The launcher has no threads, so the child may run Python."""
         parent = os.getpid()
         pid = os.fork()
@@ -182,10 +190,10 @@ class Images:
         try:
             self._become_server(parent)
             # Low numbers first, so that everything above them can be closed in one go.
-            copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 6) for fd in fds]
+            copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 7) for fd in fds]
             for target, source in enumerate(copies, start=3):
                 os.dup2(source, target, inheritable=True)
-            os.closerange(6, os.sysconf("SC_OPEN_MAX"))
+            os.closerange(7, os.sysconf("SC_OPEN_MAX"))
             argv = [
                 self._server_path,
                 "-f",

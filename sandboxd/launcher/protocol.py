@@ -33,7 +33,7 @@ a restarted daemon has everything again. ``phases`` are milliseconds by phase na
 (``memory.events`` of the sandbox's cgroup, or v1's ``memory.oom_control``); "" where there is none.
 ``limits`` of ``node`` says by limit name how it is held (``model.Enforcement``).
 
-With the control fd come the read ends of a pipe for each image, lowest first: at its end the
+With the control fd come the read ends of two pipes for each image: one at its end says that the
 image's server is dead (``runtime/image_watch.py``).
 
 The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
@@ -59,7 +59,7 @@ MESSAGE_MAX: Final = 64 * 1024
 META_MAX: Final = 16 * 1024
 """Bytes of a sandbox's ``meta`` as JSON."""
 
-FDS_MAX: Final = 8
+FDS_MAX: Final = 64
 
 LIST_PAGE: Final = 3
 """Sandboxes in one answer to ``list``: each may carry META_MAX, and a page must fit a message."""

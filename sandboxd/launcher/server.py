@@ -210,9 +210,8 @@ def _alive_fds(sandbox: Sandbox) -> list[int]:
     """Copies, to be passed on and closed. One that is dead by now is a pipe at its end."""
     copies = []
     for image in sandbox.images:
-        if image.alive_fd >= 0:
-            copies.append(os.dup(image.alive_fd))
-        else:
+        copies += [os.dup(fd) for fd in image.alive_fds]
+        if not image.alive_fds:
             read, write = os.pipe2(os.O_CLOEXEC)
             os.close(write)
             copies.append(read)

@@ -1,9 +1,9 @@
 """Whether the servers of a sandbox's images still live, asked before any result is believed.
 
-A command that reads from an image whose server died sees ENOTCONN and may end with a status of its
-own making: a wrong reward. Each server holds the write end of a pipe at a lower descriptor than its
-FUSE one, and the kernel closes a dying process's descriptors in ascending order: whoever has seen
-ENOTCONN finds the pipe at its end.
+A command that reads from an image whose server died sees ENOTCONN and may end with a status of
+its own making: a wrong reward. Each server holds the write ends of two pipes, one at a lower and
+one at a higher descriptor than its FUSE one: in whichever order the kernel closes a dying
+process's descriptors, one pipe is at its end before anybody can see ENOTCONN.
 """
 
 from __future__ import annotations
