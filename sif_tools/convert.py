@@ -122,7 +122,10 @@ def convert(
         for layer in source.layers:
             merger.index(layer, _after(done, tell))
             done += layer.size_bytes
-        merger.index(SingularityLayer(merger.tree, source.config, labels))
+        has_config = source.manifest_digest is not None
+        merger.index(
+            SingularityLayer(merger.tree, source.config, labels, config_decides=has_config)
+        )
     with ExitStack() as stack:
         written = _Written()
         with clock.stage(Stage.PACK, _total(source)) as tell:

@@ -110,7 +110,10 @@ class SingularityLayer:
     name = "the layer of generated files"
     has_whiteouts = False
 
-    def __init__(self, tree: Tree, config: ImageConfig, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self, tree: Tree, config: ImageConfig, labels: Mapping[str, str], *, config_decides: bool
+    ) -> None:
+        """`config_decides`: the config is the image's own, not only what we assume for it."""
         self._content: list[tuple[Entry, bytes]] = []
         for path, mode in _MOUNTPOINTS.items():
             if tree.find(path) is None:
@@ -118,17 +121,19 @@ class SingularityLayer:
         for below in (b"", b"/env", b"/actions"):
             if not isinstance(tree.find(_ROOT + below), Directory):
                 self._directory(_ROOT + below, 0o755)
-        self._file(b"env/10-docker2singularity.sh", environment_script(config))
-        self._file(b"labels.json", labels_json(labels), 0o644)
-        kept = {
+        said = {
+            b"env/10-docker2singularity.sh": environment_script(config),
+            b"labels.json": labels_json(labels),
+        }
+        assumed = {
             b"env/90-environment.sh": "#!/bin/sh\n",
             b"env/99-base.sh": _BASE_ENVIRONMENT,
             b"runscript": run_script(config),
             b"startscript": "#!/bin/sh\n",
         }
-        kept |= {b"actions/" + name: _LOAD_ENVIRONMENT + end for name, end in _ACTIONS.items()}
-        for name, text in kept.items():
-            if tree.find(_ROOT + b"/" + name) is None:
+        assumed |= {b"actions/" + name: _LOAD_ENVIRONMENT + end for name, end in _ACTIONS.items()}
+        for name, text in (said | assumed).items():
+            if (config_decides and name in said) or tree.find(_ROOT + b"/" + name) is None:
                 self._file(name, text)
         for path, target in _SYMLINKS.items():
             if tree.find(path) is None:
@@ -144,8 +149,9 @@ class SingularityLayer:
     def _directory(self, path: bytes, mode: int) -> None:
         self._content.append((Entry(path, Kind.DIRECTORY, mode=mode), b""))
 
-    def _file(self, name: bytes, text: str, mode: int = 0o755) -> None:
+    def _file(self, name: bytes, text: str) -> None:
         data = text.encode()
+        mode = 0o644 if name.endswith(b".json") else 0o755
         entry = Entry(_ROOT + b"/" + name, Kind.FILE, mode=mode, size_bytes=len(data))
         self._content.append((entry, data))
 

@@ -323,6 +323,8 @@ def test_an_images_own_files_are_kept(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / ".singularity.d" / "env").mkdir(parents=True)
     (root / ".singularity.d" / "runscript").write_text("#!/bin/sh\necho mine\n")
+    script = root / ".singularity.d" / "env" / "10-docker2singularity.sh"
+    script.write_text("export MINE=1\n")
     (root / "environment").mkdir()
     (root / "environment" / "data").write_text("mine")
     target = tmp_path / "out.sif"
@@ -330,6 +332,7 @@ def test_an_images_own_files_are_kept(tmp_path: Path) -> None:
     part = unsquash(target, tmp_path / "x")
     assert cat(part, ".singularity.d/runscript") == b"#!/bin/sh\necho mine\n"
     assert cat(part, "environment/data") == b"mine"
+    assert cat(part, ".singularity.d/env/10-docker2singularity.sh") == b"export MINE=1\n"
 
 
 @pytest.mark.parametrize("what", ["fails", "stops reading", "lies"])

@@ -400,7 +400,7 @@ operations = st.tuples(
 layer_lists = st.lists(st.lists(operations, max_size=12), min_size=1, max_size=4)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(layer_lists)
 def test_merge_equals_the_naive_model(layers: list[list[tuple[str, str, str]]]) -> None:
     model = Model()
