@@ -52,9 +52,9 @@ def test_by_tag(tmp_path: Path) -> None:
 def test_tags_as_other_tools_write_them(tmp_path: Path) -> None:
     maker = LayoutMaker(tmp_path / "o")
     one = maker.image([LAYER])
-    maker.add(one, "docker.io/library/name:1.2")
+    maker.add(one, "registry.example/library/name:1.2")
     where = maker.finish()
-    found = open_source(f"oci:{where}:docker.io/library/name:1.2", "amd64")
+    found = open_source(f"oci:{where}:registry.example/library/name:1.2", "amd64")
     assert found.manifest_digest == one["digest"]
     assert open_source(f"oci:{where}", "amd64").manifest_digest == one["digest"]
 
