@@ -80,6 +80,35 @@ class SandboxExists(RequestError):
     code = "sandbox-exists"
 
 
+class SandboxBusy(RequestError):
+    """A reset or snapshot of the sandbox is under way."""
+
+    code = "sandbox-busy"
+    retryable = True
+
+
+class SandboxReset(RequestError):
+    """The sandbox was reset while the request was under way in it."""
+
+    code = "sandbox-reset"
+
+
+class SandboxRunning(RequestError):
+    """Processes live in the sandbox, and the request needs that none does."""
+
+    code = "sandbox-running"
+
+
+class SnapshotNotFound(RequestError):
+    code = "snapshot-not-found"
+
+
+class SnapshotTooDeep(RequestError):
+    """The sandbox stands on as many layers as it may."""
+
+    code = "snapshot-too-deep"
+
+
 class IdempotencyConflict(RequestError):
     """The Idempotency-Key was used before with another body."""
 

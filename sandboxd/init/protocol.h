@@ -89,6 +89,10 @@ struct zygote_cloned {
 };
 
 /* M_ROOT: then, where it is not that of M_SETUP, the host name, NUL-terminated. */
+enum root_flags {
+    ROOT_IDLE = 1 << 0, /* refused (STEP_ROOT_BUSY) while a process but PID 1 lives */
+    ROOT_KILL = 1 << 1, /* all processes but PID 1 are killed first */
+};
 
 /* M_SETUP: then the host name, NUL-terminated, then `sysctl_count` pairs of NUL-terminated strings
  * (path below /proc/sys, value), tried in order; a missing file is passed over when the path starts
@@ -176,6 +180,7 @@ enum step {
     STEP_READONLY,
     STEP_CAPABILITIES,
     STEP_SECCOMP,
+    STEP_ROOT_BUSY,
     STEP_ROOT_TARGET,
     STEP_ROOT_ATTACH,
     STEP_ROOT_MOVE,

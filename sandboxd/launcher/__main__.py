@@ -26,11 +26,14 @@ from sandboxd.host.client import HostClient
 from sandboxd.launcher import mounter, protocol, undertaker
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.images import Images
+from sandboxd.launcher.layers import Layers
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.pid1 import Zygote
+from sandboxd.launcher.roots import Roots
 from sandboxd.launcher.sandboxes import Sandboxes
 from sandboxd.launcher.server import Server
 from sandboxd.launcher.slots import Slots
+from sandboxd.launcher.snapshots import Snapshots
 from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
@@ -159,13 +162,21 @@ def _serve(
         ready_min=orders["slots_min"],
         ready_max=orders["slots_max"],
     )
+    burial = Worker(loop, "undertaker", undertaker.handlers)
+    layers = Layers(burial)
     sandboxes = Sandboxes(
         loop,
         slots=slots,
         images=images,
-        mounter=mount_worker,
-        undertaker=Worker(loop, "undertaker", undertaker.handlers),
+        roots=Roots(loop, mounter=mount_worker, undertaker=burial, layers=layers),
+        layers=layers,
         on_death=server.sandbox_died,
+    )
+    snapshots = Snapshots(
+        loop,
+        sandboxes=sandboxes,
+        layers=layers,
+        copier=Worker(loop, "copier", mounter.copier_handlers),
     )
 
     def start() -> Task[None]:
@@ -178,7 +189,7 @@ def _serve(
         )
         # One is made before the node says it serves: whatever cannot be set up here fails now.
         slots.add((yield from slots.make(skeleton.SHM_MB)))
-        server.start(sandboxes, images, slots)
+        server.start(sandboxes, images, slots, snapshots)
         loop.spawn(slots.keep_house())
         host.tell_ready()
 

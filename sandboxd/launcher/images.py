@@ -123,6 +123,13 @@ class Images:
         reply = self._prober.request("fuse-check", name=image.name)
         yield from self._loop.wait(reply, MOUNT_TIMEOUT_S, "the first answer of squashfuse")
 
+    def mounted(self, key: str) -> MountedImage:
+        """An image that files can be read from. Raises ImageUnavailable."""
+        image = self.by_key.get(key)
+        if image is None or not image.ready.settled or image.ready.error:
+            raise ImageUnavailable("the image is not mounted")
+        return image
+
     def unmount(self, key: str) -> None:
         """Unmount an image that no sandbox uses. Raises ImageInUse."""
         image = self.by_key.get(key)

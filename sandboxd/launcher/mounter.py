@@ -14,6 +14,7 @@ from typing import Any
 
 from sandboxd.launcher.worker import Handler
 from sandboxd.linux import mount
+from sandboxd.rootfs.copy import copy_layer
 from sandboxd.rootfs.overlay import make_root
 
 
@@ -24,8 +25,13 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
         images_fd = os.open(images_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
         def root(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
-            del fds
-            made = make_root(images_fd, request["lowers"], request["size_bytes"], request["inodes"])
+            made = make_root(
+                images_fd,
+                request["lowers"],
+                request["size_bytes"],
+                request["inodes"],
+                layer_fds=fds,
+            )
             return {}, made
 
         def fuse_mount(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
@@ -69,3 +75,12 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
         }
 
     return build
+
+
+def copier_handlers() -> Mapping[str, Handler]:
+    """Of a worker of its own: a copy takes as long as there is to copy, and nobody shall wait."""
+
+    def copy(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+        return {}, (copy_layer(fds[0], request["size_bytes"], request["inodes"]),)
+
+    return {"copy": copy}

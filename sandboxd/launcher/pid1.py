@@ -38,7 +38,9 @@ class Channel:
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
 
-    def send(self, kind: MsgType, payload: bytes = b"", fds: Sequence[int] = ()) -> Promise[Answer]:
+    def send(
+        self, kind: MsgType, payload: bytes = b"", fds: Sequence[int] = (), flags: int = 0
+    ) -> Promise[Answer]:
         """Send a message; the promise is its answer and the descriptors that came with it."""
         promise: Promise[Answer] = Promise()
         if self._sock is None:
@@ -47,7 +49,7 @@ class Channel:
         number = next(self._ids)
         self._pending[number] = promise
         try:
-            wire.send(self._sock, wire.pack(kind, number, payload), fds)
+            wire.send(self._sock, wire.pack(kind, number, payload, flags), fds)
         except OSError as error:
             self._pending.pop(number, None)
             promise.reject(error)
@@ -152,10 +154,12 @@ class Pid1:
         )
         return self._channel.send(MsgType.M_SETUP, payload, cgroup_fds)
 
-    def take_root(self, overlay_fd: int, hostname: str | None) -> Promise[Answer]:
+    def take_root(
+        self, overlay_fd: int, hostname: str | None = None, flags: int = 0
+    ) -> Promise[Answer]:
         """Send M_ROOT; ``hostname`` where it is not the one of ``set_up``."""
         payload = b"" if hostname is None else wire.cstrings([hostname])
-        return self._channel.send(MsgType.M_ROOT, payload, fds=[overlay_fd])
+        return self._channel.send(MsgType.M_ROOT, payload, fds=[overlay_fd], flags=flags)
 
     def attach(self, sock: socket.socket) -> Promise[Answer]:
         return self._channel.send(MsgType.M_ATTACH, fds=[sock.fileno()])

@@ -12,44 +12,59 @@ Then it is answered; the rest (roots, cgroups) is taken down behind that.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sandboxd.errors import (
     ImageUnavailable,
     NodeError,
+    SandboxBusy,
     SandboxdError,
     SandboxExists,
     SandboxLost,
+    SandboxNotFound,
+    SandboxRunning,
     SandboxSetupError,
+    SnapshotTooDeep,
 )
+from sandboxd.init.protocol import RootFlag
 from sandboxd.launcher.images import Images, MountedImage
+from sandboxd.launcher.layers import Layers, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.protocol import SandboxRow
+from sandboxd.launcher.roots import Root, Roots
 from sandboxd.launcher.slots import Slot, Slots
-from sandboxd.launcher.worker import Worker
 from sandboxd.model import Limits, SandboxState
 from sandboxd.rootfs import skeleton
 
-ROOT_TIMEOUT_S: Final = 10.0
+T = TypeVar("T")
+
+DEPTH_MAX: Final = 32
+"""Layers below a sandbox's own. OverlayFS takes 500; each costs look-ups of what is not there."""
+
 DEATH_TIMEOUT_S: Final = 60.0
 """A killed pid namespace lasts as long as its longest uninterruptible process; those that wait for
 a FUSE server are freed when the watch kills it, after CHECK_EVERY_S + CHECK_TIMEOUT_S."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Sandbox:
     id: str
     meta: dict[str, Any]
-    images: tuple[MountedImage, ...]
+    limits: Limits
+    hostname: str
+    images: tuple[str, ...]
+    """Keys, lowest first."""
     state: SandboxState = SandboxState.CREATING
     slot: Slot | None = None
+    root: Root | None = None
     reason: str = ""
     """Why it died, where it did so by itself."""
+    changing: Promise[Any] | None = None
+    """A reset or snapshot under way: one at a time, and a delete waits for it."""
     deleting: Promise[Any] | None = None
 
 
@@ -60,91 +75,98 @@ class Sandboxes:
         *,
         slots: Slots,
         images: Images,
-        mounter: Worker,
-        undertaker: Worker,
+        roots: Roots,
+        layers: Layers,
         on_death: Callable[[Sandbox], None],
     ) -> None:
         self._loop = loop
         self._slots = slots
         self._images = images
-        self._mounter = mounter
-        self._undertaker = undertaker
+        self._roots = roots
+        self._layers = layers
         self._on_death = on_death
         self.by_id: dict[str, Sandbox] = {}
 
-    def create(self, request: dict[str, Any]) -> Task[tuple[Sandbox, dict[str, float], int]]:
-        """Make a sandbox; returns it, the milliseconds of each phase, and a control socket's fd.
+    def find(self, name: str) -> Sandbox:
+        sandbox = self.by_id.get(name)
+        if sandbox is None:
+            raise SandboxNotFound(f"no sandbox {name}")
+        return sandbox
 
-        Raises SandboxExists, ImageUnavailable, SandboxSetupError, SandboxLost, NodeError.
+    def create(
+        self, request: dict[str, Any], stack: Stack
+    ) -> Task[tuple[Sandbox, dict[str, float], int]]:
+        """Make a sandbox on a stack: itself, milliseconds by phase, a control socket's fd.
+
+        Raises SandboxExists, ImageUnavailable, DiskFull, SandboxSetupError, SandboxLost, NodeError.
         """
         name = request["sandbox"]
         if name in self.by_id:
             raise SandboxExists(f"there is a sandbox {name}")
-        images = tuple(self._mounted(key) for key in request["images"])
-        sandbox = Sandbox(name, request["meta"], images)
+        mounted = [self._images.mounted(key) for key in stack.images]
+        sandbox = Sandbox(
+            name, request["meta"], Limits(**request["limits"]), request["hostname"], stack.images
+        )
         self.by_id[name] = sandbox
-        for image in images:
+        for image in mounted:
             image.sandboxes.add(name)
         try:
-            phases = yield from self._build(
-                sandbox, Limits(**request["limits"]), request["hostname"]
-            )
+            phases = yield from self.give_root(sandbox, stack)
         except (OSError, TimeoutError, SandboxdError) as error:
             self._take_down(sandbox)
-            if isinstance(error, SandboxdError):
+            raise self._failure(sandbox, error) from error
+        sandbox.state = SandboxState.RUNNING
+        return sandbox, phases, self._control(sandbox)
+
+    def give_root(self, sandbox: Sandbox, stack: Stack) -> Task[dict[str, float]]:
+        """A slot with a fresh root on ``stack`` becomes the sandbox's; milliseconds by phase."""
+        clock = _Clock()
+        names = [self._images.mounted(key).name for key in stack.images]
+        self._layers.share(stack.layers)
+        slot: Slot | None = None
+        try:
+            # Asked for before anything is waited for: it is made while a slot is limited, or made.
+            asked = self._roots.ask(stack, names, sandbox.limits)
+            try:
+                shm_mb = sandbox.limits.shm_mb
+                slot = self._slots.take() if shm_mb == skeleton.SHM_MB else None
+                if slot is None:
+                    slot = yield from self._slots.make(shm_mb)
+                sandbox.slot = slot
+                slot.on_death = lambda: self._died(sandbox)
+                clock.lap("slot")
+                slot.cgroups.limit(sandbox.limits)
+                clock.lap("limits")
+            except BaseException:
+                self._roots.forget(asked)
                 raise
-            if sandbox.reason == "image-lost":
-                raise ImageUnavailable("the image's server died") from error
-            if isinstance(error, TimeoutError):
-                for image in images:
-                    self._loop.spawn(self._images.suspect(image))
-                raise NodeError(f"{error} took too long") from error
-            raise SandboxSetupError(f"the sandbox could not be made: {error}") from error
+            hostname = sandbox.hostname if sandbox.hostname != skeleton.HOSTNAME else None
+            sandbox.root = yield from self._roots.put(slot, stack, asked, hostname=hostname)
+        except BaseException:
+            self._layers.release(stack.layers)
+            raise
+        clock.lap("root")
+        return clock.laps
+
+    def _control(self, sandbox: Sandbox) -> int:
+        """The control socket that came with the slot."""
         assert sandbox.slot is not None
         assert sandbox.slot.control is not None
         control, sandbox.slot.control = sandbox.slot.control, None
-        sandbox.state = SandboxState.RUNNING
-        return sandbox, phases, control.detach()
+        return control.detach()
 
-    def _mounted(self, key: str) -> MountedImage:
-        image = self._images.by_key.get(key)
-        if image is None or not image.ready.settled or image.ready.error:
-            raise ImageUnavailable("the image is not mounted")
-        return image
-
-    def _build(self, sandbox: Sandbox, limits: Limits, hostname: str) -> Task[dict[str, float]]:
-        clock = _Clock()
-        # Asked for before anything is waited for: it is made while a slot is limited, or made.
-        root = self._mounter.request(
-            "root",
-            lowers=[image.name for image in reversed(sandbox.images)],
-            size_bytes=limits.disk_mb * 1024 * 1024,
-            inodes=limits.inodes,
-        )
-        try:
-            slot = self._slots.take() if limits.shm_mb == skeleton.SHM_MB else None
-            if slot is None:
-                slot = yield from self._slots.make(limits.shm_mb)
-            sandbox.slot = slot
-            slot.on_death = lambda: self._died(sandbox)
-            clock.lap("slot")
-            slot.cgroups.limit(limits)
-            clock.lap("limits")
-        except BaseException:
-            root.watch(lambda: _close_fds(root))
-            raise
-        reply = yield from self._loop.wait(root, ROOT_TIMEOUT_S, "mounting the root")
-        clock.lap("root")
-        try:
-            self._undertaker.request("hold", tuple(reply.fds), sandbox=sandbox.id)
-            done = slot.pid1.take_root(
-                reply.fds[0], hostname if hostname != skeleton.HOSTNAME else None
-            )
-        finally:
-            _close_fds(root)
-        yield from slot.pid1.check(done, "root swap")
-        clock.lap("pivot")
-        return clock.laps
+    def _failure(self, sandbox: Sandbox, error: BaseException) -> SandboxdError:
+        """What a set-up that ended with ``error`` is called."""
+        if sandbox.reason == "image-lost":
+            return ImageUnavailable("the image's server died")
+        if isinstance(error, SandboxdError):
+            return error
+        if isinstance(error, TimeoutError):
+            for key in sandbox.images:
+                if key in self._images.by_key:
+                    self._loop.spawn(self._images.suspect(self._images.by_key[key]))
+            return NodeError(f"{error} took too long")
+        return SandboxSetupError(f"the sandbox could not be made: {error}")
 
     def attach(self, sandbox: Sandbox) -> Task[int]:
         """A new control socket to the sandbox's PID 1; the caller closes its fd once passed on."""
@@ -152,6 +174,84 @@ class Sandboxes:
             raise SandboxLost("the sandbox is dead", reason=sandbox.reason)
         control = yield from self._slots.attach(sandbox.slot)
         return control.detach()
+
+    # --- changing its root -------------------------------------------------------------------
+
+    def change(self, sandbox: Sandbox, steps: Task[T]) -> Task[T]:
+        """Run ``steps`` on a running sandbox, as the only ones to change it.
+
+        Raises SandboxBusy, SandboxLost, and what the steps raise.
+        """
+        if sandbox.state is not SandboxState.RUNNING:
+            raise SandboxLost("the sandbox is not running", reason=sandbox.reason)
+        if sandbox.changing is not None:
+            raise SandboxBusy("the sandbox is being changed already")
+        sandbox.changing = self._loop.spawn(steps)
+        try:
+            result: T = yield sandbox.changing
+        finally:
+            sandbox.changing = None
+        return result
+
+    def reset(self, sandbox: Sandbox, stack: Stack) -> Task[tuple[dict[str, float], int]]:
+        """Begin anew on ``stack``: same id and limits, all else fresh. To be run by ``change``.
+
+        A new slot and not a new root for the old one: what a root does not hold (shared memory,
+        message queues, /dev, counts of the cgroup) must not live on either. Whatever runs is killed
+        first. Returns milliseconds by phase and the new control socket's fd.
+        """
+        old_slot, old_root = sandbox.slot, sandbox.root
+        assert old_slot is not None
+        assert old_root is not None
+        old_slot.on_death = None
+        old_slot.kill()
+        sandbox.root = None
+        try:
+            phases = yield from self.give_root(sandbox, stack)
+            yield from self._loop.wait(old_slot.dead, DEATH_TIMEOUT_S, "the death of PID 1")
+        except (OSError, TimeoutError, SandboxdError) as error:
+            self._failed(sandbox, "reset-failed")
+            raise self._failure(sandbox, error) from error
+        finally:
+            self._slots.discard(old_slot)
+            self._roots.drop(old_root)
+        return phases, self._control(sandbox)
+
+    def freeze_upper(self, sandbox: Sandbox, flags: RootFlag) -> Task[Stack]:
+        """Put a fresh upper on what the sandbox has written; returns that as a stack, shared once
+        for the caller. To be run by ``change``.
+
+        No process but PID 1 may live in it (``flags``): an open file or working directory would
+        stay on the old overlay and go on writing into the frozen layer. Raises SandboxRunning.
+        """
+        slot, old = sandbox.slot, sandbox.root
+        assert slot is not None
+        assert old is not None
+        stack = Stack(old.layers, sandbox.images)
+        if len(stack.layers) > DEPTH_MAX:
+            raise SnapshotTooDeep(f"a sandbox may stand on {DEPTH_MAX} layers")
+        names = [self._images.mounted(key).name for key in stack.images]
+        asked = self._roots.ask(stack, names, sandbox.limits)
+        try:
+            sandbox.root = yield from self._roots.put(slot, stack, asked, flags=flags)
+        except SandboxSetupError as error:
+            if error.detail.get("step") == "root-busy":
+                raise SandboxRunning("processes are running in the sandbox") from error
+            self._failed(sandbox, "snapshot-failed")
+            raise
+        # The sandbox's own shares of the layers went from its old root to the new one's stack.
+        self._roots.drop_overlay(old)
+        self._layers.share(stack.layers)
+        return stack
+
+    def _failed(self, sandbox: Sandbox, reason: str) -> None:
+        """It is neither what it was nor what it should become."""
+        sandbox.reason = sandbox.reason or reason
+        if sandbox.slot is not None:
+            sandbox.slot.kill()
+        self._died(sandbox)
+
+    # --- its end -----------------------------------------------------------------------------
 
     def delete(self, name: str) -> Task[None]:
         """End a sandbox; returns when no process of it lives. Not having it is no error."""
@@ -170,14 +270,19 @@ class Sandboxes:
         """Kill a sandbox and let go of it; the promise is settled when no process of it lives."""
 
         def steps() -> Task[None]:
+            if sandbox.changing is not None:
+                with suppress(OSError, TimeoutError, SandboxdError):
+                    yield sandbox.changing
             if sandbox.slot is not None:
                 sandbox.slot.kill()
                 yield sandbox.slot.dead
                 self._slots.discard(sandbox.slot)
             self.by_id.pop(sandbox.id, None)
-            for image in sandbox.images:
-                image.sandboxes.discard(sandbox.id)
-            self._undertaker.request("drop", sandbox=sandbox.id)
+            for key in sandbox.images:
+                if key in self._images.by_key:
+                    self._images.by_key[key].sandboxes.discard(sandbox.id)
+            if sandbox.root is not None:
+                self._roots.drop(sandbox.root)
 
         return self._loop.spawn(steps())
 
@@ -217,7 +322,7 @@ class Sandboxes:
                 s.id,
                 s.slot.pid if s.slot else 0,
                 str(s.state),
-                tuple(image.key for image in s.images),
+                s.images,
                 s.meta,
             )
             for s in sorted(self.by_id.values(), key=lambda s: s.id)
@@ -236,9 +341,3 @@ class _Clock:
         now = time.perf_counter()
         self.laps[name] = round((now - self._last) * 1000, 3)
         self._last = now
-
-
-def _close_fds(reply: Promise[Any]) -> None:
-    if reply.error is None and reply.value is not None:
-        for fd in reply.value.fds:
-            os.close(fd)

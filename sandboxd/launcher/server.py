@@ -12,9 +12,11 @@ from typing import Any
 from sandboxd.errors import NodeError, RequestError, SandboxdError, SandboxNotFound
 from sandboxd.launcher import protocol
 from sandboxd.launcher.images import Images, MountedImage
+from sandboxd.launcher.layers import Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
 from sandboxd.launcher.slots import Slots
+from sandboxd.launcher.snapshots import Snapshots
 
 Answer = tuple[dict[str, Any], tuple[int, ...]]
 
@@ -32,10 +34,14 @@ class Server:
         self.sandboxes: Sandboxes
         self.images: Images
         self.slots: Slots
+        self.snapshots: Snapshots
         listener.setblocking(False)
 
-    def start(self, sandboxes: Sandboxes, images: Images, slots: Slots) -> None:
+    def start(
+        self, sandboxes: Sandboxes, images: Images, slots: Slots, snapshots: Snapshots
+    ) -> None:
         self.sandboxes, self.images, self.slots = sandboxes, images, slots
+        self.snapshots = snapshots
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def sandbox_died(self, sandbox: Sandbox) -> None:
@@ -112,6 +118,10 @@ class Server:
             "attach": self._attach,
             "list": self._list,
             "delete": self._delete,
+            "reset": self._reset,
+            "snapshot": self._snapshot,
+            "snapshots": self._list_snapshots,
+            "snapshot-delete": self._delete_snapshot,
         }
         try:
             handler = verbs.get(str(message.get("verb")))
@@ -175,14 +185,29 @@ class Server:
 
     def _create(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
-        sandbox, phases, control = yield from self.sandboxes.create(message)
+        sandbox, phases, control = yield from self.sandboxes.create(
+            message, self._stack(message, tuple(message["images"]))
+        )
         assert sandbox.slot is not None
         return {
             "sandbox": sandbox.id,
             "pid": sandbox.slot.pid,
             "phases": phases,
             "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
-        }, (control, *_alive_fds(sandbox))
+        }, (control, *self._alive_fds(sandbox))
+
+    def _alive_fds(self, sandbox: Sandbox) -> list[int]:
+        """Copies, to be passed on and closed. One that is dead by now is a pipe at its end."""
+        copies = []
+        for key in sandbox.images:
+            image = self.images.by_key.get(key)
+            if image is not None and image.alive_fds:
+                copies += [os.dup(fd) for fd in image.alive_fds]
+            else:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                os.close(write)
+                copies.append(read)
+        return copies
 
     def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
@@ -191,7 +216,43 @@ class Server:
             raise SandboxNotFound(f"no sandbox {message['sandbox']}")
         control = yield from self.sandboxes.attach(sandbox)
         path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
-        return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *_alive_fds(sandbox))
+        return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *self._alive_fds(sandbox))
+
+    def _stack(self, message: dict[str, Any], images: tuple[str, ...]) -> Stack:
+        """That of the snapshot the message names, else the bare images."""
+        name = message.get("snapshot")
+        return self.snapshots.find(name).stack if name else Stack((), images)
+
+    def _reset(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        stack = self._stack(message, sandbox.images)
+        phases, control = yield from self.sandboxes.change(
+            sandbox, self.sandboxes.reset(sandbox, stack)
+        )
+        assert sandbox.slot is not None
+        return {
+            "sandbox": sandbox.id,
+            "phases": phases,
+            "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
+        }, (control, *self._alive_fds(sandbox))
+
+    def _snapshot(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        return (yield from self.snapshots.take(message)), ()
+
+    def _list_snapshots(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        rows = [r for r in self.snapshots.rows() if r["snapshot"] > str(message.get("after", ""))]
+        page = rows[: protocol.LIST_PAGE]
+        return {"snapshots": page, "more": len(rows) > len(page)}, ()
+        yield
+
+    def _delete_snapshot(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.snapshots.delete(message["snapshot"])
+        return {"snapshot": message["snapshot"]}, ()
+        yield
 
     def _list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
@@ -204,18 +265,6 @@ class Server:
         del fds
         yield from self.sandboxes.delete(message["sandbox"])
         return {"sandbox": message["sandbox"]}, ()
-
-
-def _alive_fds(sandbox: Sandbox) -> list[int]:
-    """Copies, to be passed on and closed. One that is dead by now is a pipe at its end."""
-    copies = []
-    for image in sandbox.images:
-        copies += [os.dup(fd) for fd in image.alive_fds]
-        if not image.alive_fds:
-            read, write = os.pipe2(os.O_CLOEXEC)
-            os.close(write)
-            copies.append(read)
-    return copies
 
 
 def _error_body(error: BaseException) -> dict[str, Any]:

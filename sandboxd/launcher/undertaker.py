@@ -17,13 +17,13 @@ def handlers() -> Mapping[str, Handler]:
     held: dict[str, list[int]] = {}
 
     def hold(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
-        held.setdefault(request["sandbox"], []).extend(fds)
+        held.setdefault(request["key"], []).extend(fds)
         fds.clear()  # kept, not to be closed after the answer
         return {}, ()
 
     def drop(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
         del fds
-        for fd in held.pop(request["sandbox"], []):
+        for fd in held.pop(request["key"], []):
             os.close(fd)
         return {}, ()
 

@@ -47,17 +47,23 @@ def make_writable_layer(size_bytes: int, inodes: int) -> int:
     return tmpfs_fd
 
 
-def make_overlay(images_fd: int, lowers: Sequence[str], tmpfs_fd: int) -> int:
-    """An overlay over ``lowers``, highest first, names below the directory ``images_fd``.
+def make_overlay(
+    images_fd: int, lowers: Sequence[str], tmpfs_fd: int, layer_fds: Sequence[int] = ()
+) -> int:
+    """An overlay over frozen layers, then images, each highest first; returns its mount's fd.
 
-    Each name is resolved when it is given to the context, against the working directory: relative
-    names are all that the sandbox can then see of them in its mountinfo. Changes the caller's
-    working directory. Returns the mount's descriptor.
+    ``layer_fds`` are mounts of ``make_writable_layer``; ``lowers`` are names in the directory
+    ``images_fd``. Each name is resolved when it is given to the context, against the working
+    directory: relative names are all that the sandbox can then see of them in its mountinfo.
+    Changes the caller's working directory.
     """
     with ExitStack() as undo:
         context = mount.fsopen("overlay")
         undo.callback(os.close, context)
         try:
+            for layer_fd in layer_fds:
+                os.fchdir(layer_fd)
+                mount.fsconfig_set_string(context, "lowerdir+", UPPER)
             os.fchdir(images_fd)
             for name in lowers:
                 mount.fsconfig_set_string(context, "lowerdir+", name)
@@ -77,12 +83,16 @@ def make_overlay(images_fd: int, lowers: Sequence[str], tmpfs_fd: int) -> int:
 
 
 def make_root(
-    images_fd: int, lowers: Sequence[str], size_bytes: int, inodes: int
+    images_fd: int,
+    lowers: Sequence[str],
+    size_bytes: int,
+    inodes: int,
+    layer_fds: Sequence[int] = (),
 ) -> tuple[int, int]:
     """A fresh root: descriptors of the overlay's mount and of the writable layer's."""
     tmpfs_fd = make_writable_layer(size_bytes, inodes)
     try:
-        return make_overlay(images_fd, lowers, tmpfs_fd), tmpfs_fd
+        return make_overlay(images_fd, lowers, tmpfs_fd, layer_fds), tmpfs_fd
     except OSError:
         os.close(tmpfs_fd)
         raise

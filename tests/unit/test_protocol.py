@@ -20,6 +20,7 @@ ENUMS = (
     protocol.ExecFlag,
     protocol.FileOp,
     protocol.FileFlag,
+    protocol.RootFlag,
     protocol.KillScope,
     protocol.Step,
 )

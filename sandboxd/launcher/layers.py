@@ -1,0 +1,82 @@
+"""Writable layers and what stacks of them are kept: the state behind snapshot, rollback and fork.
+
+A layer is a tmpfs. While a sandbox writes to it it is that sandbox's upper; a snapshot freezes it,
+and from then on it is a lower of whoever stands on it: the sandbox itself, the snapshot, its forks.
+A frozen layer is never written to again, and goes when the last of them has gone.
+
+Two descriptors keep a layer alive: the launcher's, to stack it again, and the undertaker's, which
+is always let go of last, since whoever closes the last one pays for freeing the pages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sandboxd.launcher.worker import Worker
+
+
+@dataclass(eq=False, slots=True)
+class Layer:
+    name: str
+    fd: int
+    """Its mount. Its tree is in the directory ``rootfs.overlay.UPPER``."""
+    users: int = 0
+
+    def used_bytes(self) -> int:
+        found = os.fstatvfs(self.fd)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Stack:
+    """What a root is made of, below its own upper: layers, highest first, over images."""
+
+    layers: tuple[Layer, ...]
+    images: tuple[str, ...]
+    """Keys, lowest first: one whose server died is mounted again under the same key."""
+
+    def used_bytes(self) -> int:
+        """Of the layers; images are on disk and shared by all."""
+        return sum(layer.used_bytes() for layer in self.layers)
+
+
+@dataclass(eq=False, slots=True)
+class Snapshot:
+    """A stack under a name. ``meta`` is the daemon's own, given back by ``snapshots``."""
+
+    id: str
+    sandbox: str
+    """Where it was taken."""
+    stack: Stack
+    meta: dict[str, Any]
+
+
+class Layers:
+    """Counts who stands on each layer, and sees to it that the undertaker pays."""
+
+    def __init__(self, undertaker: Worker) -> None:
+        self._undertaker = undertaker
+        self._names = itertools.count(1)
+
+    def adopt(self, fd: int) -> Layer:
+        """A layer from a fresh tmpfs mount, with one user; takes ``fd`` over."""
+        layer = Layer(f"w{next(self._names)}", fd, users=1)
+        self._undertaker.request("hold", (fd,), key=layer.name)
+        return layer
+
+    def share(self, layers: Iterable[Layer]) -> None:
+        """One more user of each."""
+        for layer in layers:
+            layer.users += 1
+
+    def release(self, layers: Iterable[Layer]) -> None:
+        """One user less of each; those without any are freed, by the undertaker."""
+        for layer in layers:
+            layer.users -= 1
+            if layer.users == 0:
+                os.close(layer.fd)
+                self._undertaker.request("drop", key=layer.name)

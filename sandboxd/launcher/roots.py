@@ -1,0 +1,114 @@
+"""A sandbox's root: the first one, a new one at a reset, one frozen in a snapshot.
+
+A root is an overlay of a fresh upper over a stack. It is made by the mounter and put in place by
+PID 1; the undertaker holds the overlay, so that what lets go of it elsewhere costs nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sandboxd.errors import DiskFull
+from sandboxd.launcher.layers import Layer, Layers, Stack
+from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.launcher.slots import Slot
+from sandboxd.launcher.worker import Reply, Worker
+from sandboxd.model import Limits
+
+ROOT_TIMEOUT_S: Final = 10.0
+SMALLEST_UPPER_BYTES: Final = 1024 * 1024
+
+
+@dataclass(eq=False, slots=True)
+class Root:
+    """What a sandbox has as its root now."""
+
+    stack: Stack
+    upper: Layer
+    overlay_key: str
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """All that it has written or stands on, highest first."""
+        return (self.upper, *self.stack.layers)
+
+
+class Roots:
+    def __init__(self, loop: Loop, *, mounter: Worker, undertaker: Worker, layers: Layers) -> None:
+        self._loop = loop
+        self._mounter = mounter
+        self._undertaker = undertaker
+        self._layers = layers
+        self._keys = itertools.count(1)
+
+    def ask(self, stack: Stack, names: Sequence[str], limits: Limits) -> Promise[Reply]:
+        """Have a root made; nothing is waited for. Settle it with ``put`` or ``forget``.
+
+        ``names`` are those of the stack's images among the mounts.
+        ``disk_mb`` holds for all layers of the stack together, as the memory cgroup does. Raises
+        DiskFull where nothing would be left of it.
+        """
+        size_bytes = limits.disk_mb * 1024 * 1024 - stack.used_bytes()
+        if size_bytes < SMALLEST_UPPER_BYTES:
+            raise DiskFull(f"the snapshot's layers take all of {limits.disk_mb} MiB of disk")
+        return self._mounter.request(
+            "root",
+            tuple(layer.fd for layer in stack.layers),
+            lowers=list(reversed(names)),
+            size_bytes=size_bytes,
+            inodes=limits.inodes,
+        )
+
+    def put(
+        self,
+        slot: Slot,
+        stack: Stack,
+        asked: Promise[Reply],
+        *,
+        hostname: str | None = None,
+        flags: int = 0,
+    ) -> Task[Root]:
+        """Make it the root of a slot's PID 1. The stack's layers must be shared already.
+
+        Raises SandboxSetupError, OSError, TimeoutError; the root is gone then.
+        """
+        reply = yield from self._loop.wait(asked, ROOT_TIMEOUT_S, "mounting the root")
+        overlay_fd, tmpfs_fd = reply.fds
+        upper = self._layers.adopt(tmpfs_fd)
+        root = Root(stack, upper, f"r{next(self._keys)}")
+        try:
+            # Before PID 1 has it: or PID 1's death could be the one that pays.
+            self._undertaker.request("hold", (overlay_fd,), key=root.overlay_key)
+            done = slot.pid1.take_root(overlay_fd, hostname, flags)
+        finally:
+            os.close(overlay_fd)
+        try:
+            yield from slot.pid1.check(done, "root swap")
+        except BaseException:
+            self.drop_overlay(root)
+            self._layers.release((upper,))
+            raise
+        return root
+
+    def forget(self, asked: Promise[Reply]) -> None:
+        """A root that was asked for and is not wanted any more."""
+
+        def close() -> None:
+            if asked.error is None and asked.value is not None:
+                for fd in asked.value.fds:
+                    os.close(fd)
+
+        asked.watch(close)
+
+    def drop_overlay(self, root: Root) -> None:
+        """After PID 1 has let go of it. The layers are another matter."""
+        self._undertaker.request("drop", key=root.overlay_key)
+
+    def drop(self, root: Root) -> None:
+        """A dead sandbox's root, with its share of every layer."""
+        self.drop_overlay(root)
+        self._layers.release(root.layers)

@@ -1,0 +1,135 @@
+"""A copy of a writable layer: its files as OverlayFS keeps them, whiteouts and attributes included.
+
+Runs in a worker. Nothing of the layer is followed or trusted: every step is relative to an open
+directory, and the only process that writes to it is frozen meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack
+from typing import Final
+
+from sandboxd.rootfs.overlay import UPPER, make_writable_layer
+
+_CHUNK: Final = 1 << 24
+
+
+def copy_layer(tmpfs_fd: int, size_bytes: int, inodes: int) -> int:
+    """A new layer with the content of another; returns its mount's descriptor. Raises OSError."""
+    copy_fd = make_writable_layer(size_bytes, inodes)
+    links: dict[int, tuple[str, int]] = {}
+    try:
+        with ExitStack() as undo:
+            undo.callback(_close_all, links)
+            source = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=tmpfs_fd)
+            undo.callback(os.close, source)
+            target = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=copy_fd)
+            undo.callback(os.close, target)
+            _copy_directory(source, target, os.fstat(source), links)
+    except BaseException:
+        os.close(copy_fd)
+        raise
+    return copy_fd
+
+
+def _close_all(links: dict[int, tuple[str, int]]) -> None:
+    for _, fd in links.values():
+        os.close(fd)
+
+
+def _copy_directory(
+    source: int, target: int, status: os.stat_result, links: dict[int, tuple[str, int]]
+) -> None:
+    """Everything in the open directory ``source`` into the open directory ``target``."""
+    with os.scandir(source) as entries:
+        for entry in entries:
+            name, found = entry.name, entry.stat(follow_symlinks=False)
+            mode = found.st_mode
+            if not stat.S_ISDIR(mode) and found.st_nlink > 1 and _link(found, name, target, links):
+                continue
+            if stat.S_ISDIR(mode):
+                os.mkdir(name, 0o700, dir_fd=target)
+                below = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=source)
+                try:
+                    into = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=target)
+                    try:
+                        _copy_directory(below, into, found, links)
+                    finally:
+                        os.close(into)
+                finally:
+                    os.close(below)
+            elif stat.S_ISREG(mode):
+                _copy_file(source, target, name, found)
+            elif stat.S_ISLNK(mode):
+                os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+                os.chown(name, found.st_uid, found.st_gid, dir_fd=target, follow_symlinks=False)
+                _times(name, found, target)
+            else:  # a whiteout is a character device 0:0; FIFOs and sockets are what they are
+                os.mknod(name, mode, found.st_rdev, dir_fd=target)
+                os.chown(name, found.st_uid, found.st_gid, dir_fd=target, follow_symlinks=False)
+                if not stat.S_ISCHR(mode):
+                    os.chmod(name, stat.S_IMODE(mode), dir_fd=target)
+                _times(name, found, target)
+    _finish(source, target, status)
+
+
+def _link(found: os.stat_result, name: str, target: int, links: dict[int, tuple[str, int]]) -> bool:
+    """Make a hard link to a name of the same file that was copied before; False for the first."""
+    first = links.get(found.st_ino)
+    if first is None:
+        links[found.st_ino] = (name, os.dup(target))
+        return False
+    os.link(first[0], name, src_dir_fd=first[1], dst_dir_fd=target, follow_symlinks=False)
+    return True
+
+
+def _copy_file(source: int, target: int, name: str, found: os.stat_result) -> None:
+    reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=source)
+    try:
+        writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=target)
+        try:
+            if found.st_blocks:
+                _copy_data(reading, writing, found.st_size)
+            os.ftruncate(writing, found.st_size)
+            _finish(reading, writing, found)
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+def _copy_data(reading: int, writing: int, size: int) -> None:
+    """The parts that hold data; a hole stays one."""
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(reading, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: a hole to the end
+            return
+        end = os.lseek(reading, at, os.SEEK_HOLE)
+        os.lseek(writing, at, os.SEEK_SET)
+        while at < end:
+            sent = os.sendfile(writing, reading, at, min(_CHUNK, end - at))
+            if sent == 0:
+                return
+            at += sent
+
+
+def _finish(source: int, target: int, found: os.stat_result) -> None:
+    """Attributes last: a change of owner clears setuid and capabilities."""
+    os.fchown(target, found.st_uid, found.st_gid)
+    os.fchmod(target, stat.S_IMODE(found.st_mode))
+    for key in os.listxattr(source):
+        os.setxattr(target, key, os.getxattr(source, key))
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _times(name: str, found: os.stat_result, target: int) -> None:
+    os.utime(
+        name,
+        ns=(found.st_atime_ns, found.st_mtime_ns),
+        dir_fd=target,
+        follow_symlinks=False,
+    )
