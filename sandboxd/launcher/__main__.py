@@ -159,12 +159,13 @@ def _serve(
         ready_min=orders["slots_min"],
         ready_max=orders["slots_max"],
     )
+    undertaking = Worker(loop, "undertaker", undertaker.handlers)
     sandboxes = Sandboxes(
         loop,
         slots=slots,
         images=images,
         mounter=mount_worker,
-        undertaker=Worker(loop, "undertaker", undertaker.handlers),
+        undertaker=undertaking,
         on_death=server.sandbox_died,
     )
 
@@ -178,7 +179,7 @@ def _serve(
         )
         # One is made before the node says it serves: whatever cannot be set up here fails now.
         slots.add((yield from slots.make(skeleton.SHM_MB)))
-        server.start(sandboxes, images, slots)
+        server.start(sandboxes, images, slots, undertaking)
         loop.spawn(slots.keep_house())
         host.tell_ready()
 

@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 from sandboxd.errors import NodeError, RequestError, SandboxdError, SandboxNotFound
-from sandboxd.launcher import protocol
+from sandboxd.launcher import freeze, protocol, usage
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
-from sandboxd.launcher.slots import Slots
+from sandboxd.launcher.slots import Slot, Slots
+from sandboxd.launcher.worker import Worker
 
 Answer = tuple[dict[str, Any], tuple[int, ...]]
 
@@ -32,10 +33,12 @@ class Server:
         self.sandboxes: Sandboxes
         self.images: Images
         self.slots: Slots
+        self.undertaker: Worker
         listener.setblocking(False)
 
-    def start(self, sandboxes: Sandboxes, images: Images, slots: Slots) -> None:
+    def start(self, sandboxes: Sandboxes, images: Images, slots: Slots, undertaker: Worker) -> None:
         self.sandboxes, self.images, self.slots = sandboxes, images, slots
+        self.undertaker = undertaker
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def sandbox_died(self, sandbox: Sandbox) -> None:
@@ -112,6 +115,9 @@ class Server:
             "attach": self._attach,
             "list": self._list,
             "delete": self._delete,
+            "note": self._note,
+            "freeze": self._freeze,
+            "usage": self._usage,
         }
         try:
             handler = verbs.get(str(message.get("verb")))
@@ -186,9 +192,7 @@ class Server:
 
     def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
-        sandbox = self.sandboxes.by_id.get(message["sandbox"])
-        if sandbox is None:
-            raise SandboxNotFound(f"no sandbox {message['sandbox']}")
+        sandbox = self._sandbox(message)
         control = yield from self.sandboxes.attach(sandbox)
         path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
         return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *_alive_fds(sandbox))
@@ -204,6 +208,40 @@ class Server:
         del fds
         yield from self.sandboxes.delete(message["sandbox"])
         return {"sandbox": message["sandbox"]}, ()
+
+    def _note(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self._sandbox(message).meta = message["meta"]
+        return {}, ()
+        yield
+
+    def _freeze(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        cgroups = self._slot(message).cgroups
+        if not message["frozen"]:
+            freeze.thaw(cgroups)
+            return {"execs": 0}, ()
+        execs = yield from freeze.freeze(self._loop, cgroups)
+        return {"execs": execs}, ()
+
+    def _usage(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self._sandbox(message)
+        figures = usage.usage(self._slot(message).cgroups)
+        disk = yield from usage.disk_usage(self._loop, self.undertaker, sandbox.id)
+        return {**figures, **disk}, ()
+
+    def _sandbox(self, message: dict[str, Any]) -> Sandbox:
+        sandbox = self.sandboxes.by_id.get(message["sandbox"])
+        if sandbox is None:
+            raise SandboxNotFound(f"no sandbox {message['sandbox']}")
+        return sandbox
+
+    def _slot(self, message: dict[str, Any]) -> Slot:
+        slot = self._sandbox(message).slot
+        if slot is None:
+            raise NodeError("the sandbox is still being made")
+        return slot
 
 
 def _alive_fds(sandbox: Sandbox) -> list[int]:

@@ -6,10 +6,12 @@ here, the death of a sandbox's PID 1 drops nothing that is large, and a delete a
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from sandboxd.launcher import usage
 from sandboxd.launcher.worker import Handler
 
 
@@ -27,4 +29,11 @@ def handlers() -> Mapping[str, Handler]:
             os.close(fd)
         return {}, ()
 
-    return {"hold": hold, "drop": drop}
+    def statvfs(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+        del fds
+        layers = held.get(request["sandbox"])
+        if not layers:
+            raise FileNotFoundError(errno.ENOENT, "no such sandbox")
+        return usage.statvfs(layers[-1]), ()  # the writable layer comes last in `hold`
+
+    return {"hold": hold, "drop": drop, "statvfs": statvfs}
