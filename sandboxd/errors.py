@@ -9,7 +9,7 @@ Only ``api/exception_handlers.py`` knows which HTTP status belongs to an error. 
 non-zero is a result, not an error. This module imports nothing of ours.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 Cause = Literal["workload", "request", "node"]
 
@@ -21,9 +21,10 @@ class SandboxdError(Exception):
     JSON error body (never a traceback, never a host path).
     """
 
-    code: ClassVar[str] = "internal-error"
-    cause: ClassVar[Cause] = "node"
-    retryable: ClassVar[bool] = False
+    # Of the class; an instance may say more exactly what another node answered (``client``).
+    code: str = "internal-error"
+    cause: Cause = "node"
+    retryable: bool = False
 
     def __init__(self, message: str, *, hint: str | None = None, **detail: object) -> None:
         super().__init__(message)
@@ -72,6 +73,12 @@ class ImageInUse(RequestError):
     """The image has sandboxes and cannot be unmounted."""
 
     code = "image-in-use"
+
+
+class SandboxPaused(RequestError):
+    """Nothing can be started in a paused sandbox; resume it first."""
+
+    code = "sandbox-paused"
 
 
 class SandboxExists(RequestError):
@@ -145,6 +152,39 @@ class FileAccessDenied(FileError):
 
 class NotARegularFile(FileError):
     code = "not-a-regular-file"
+
+
+# --- the caller's, and there only because there is HTTP ----------------------------------------
+
+
+class Unauthorized(RequestError):
+    """No bearer token, or not this node's."""
+
+    code = "unauthorized"
+
+
+class RouteNotFound(RequestError):
+    code = "route-not-found"
+
+
+class MethodNotAllowed(RequestError):
+    code = "method-not-allowed"
+
+
+class BodyTooLarge(RequestError):
+    code = "body-too-large"
+
+
+class LengthRequired(RequestError):
+    """A large upload without Content-Length."""
+
+    code = "length-required"
+
+
+class HttpError(RequestError):
+    """What the HTTP layer refused for a reason of its own."""
+
+    code = "http-error"
 
 
 # --- what the workload brought about ---------------------------------------------------------

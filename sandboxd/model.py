@@ -13,10 +13,13 @@ from typing import Any
 
 
 class SandboxState(StrEnum):
-    """Where a sandbox stands. It only ever moves downwards in this list."""
+    """Where a sandbox stands. It only ever moves downwards in this list, but for the way back from
+    a pause."""
 
     CREATING = "creating"
     RUNNING = "running"
+    PAUSED = "paused"
+    """Its commands are frozen and none can be started; its files can be read and written."""
     FAILED = "failed"
     """Its PID 1 or its image is gone: nothing can run in it; it waits to be deleted."""
     DELETING = "deleting"
@@ -74,6 +77,8 @@ class SandboxSpec:
     user: str | None = None
     hostname: str = "sandbox"
     ttl_s: float = 3600.0
+    idle_timeout_s: float | None = None
+    """Deleted once nothing was asked of it, and nothing ran in it, for so long."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,6 +86,28 @@ class SandboxSpec:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SandboxSpec:
         return cls(**{**data, "limits": Limits(**data["limits"])})
+
+
+@dataclass(frozen=True, slots=True)
+class InlineFile:
+    """A small file that a sandbox is made with. ``mode`` is 0644 if None; missing directories above
+    it are made."""
+
+    path: str
+    content: bytes
+    mode: int | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that became of a sandbox. ``seq`` counts from 1 within it; ``at`` is Unix time."""
+
+    seq: int
+    at: float
+    kind: str
+    message: str
+    detail: dict[str, Any] = field(default_factory=dict)
 
 
 class Truncate(StrEnum):

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from sandboxd.errors import SandboxdError
 from sandboxd.model import ExecResult, FileInfo
 from sandboxd.runtime.sandbox import SandboxView
 
@@ -48,17 +49,20 @@ def sandbox_answer(view: SandboxView, *, node: str, enforcement: dict[str, Any])
         "workdir": view.workdir,
         "hostname": view.spec.hostname,
         "ttl_s": view.spec.ttl_s,
+        "idle_timeout_s": view.spec.idle_timeout_s,
         "created_at": timestamp(view.created_at),
         "expires_at": timestamp(view.expires_at),
         "phases_ms": view.phases_ms,
-        "failure": None
-        if failure is None
-        else {
-            "code": failure.code,
-            "message": failure.message,
-            "cause": failure.cause,
-            "retryable": failure.retryable,
-        },
+        "failure": None if failure is None else failure_answer(failure),
+    }
+
+
+def failure_answer(failure: SandboxdError) -> dict[str, Any]:
+    return {
+        "code": failure.code,
+        "message": failure.message,
+        "cause": failure.cause,
+        "retryable": failure.retryable,
     }
 
 

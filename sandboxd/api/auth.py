@@ -11,8 +11,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sandboxd.api.exception_handlers import Unauthorized, error_response
-from sandboxd.errors import ConfigError
+from sandboxd.api.exception_handlers import error_response
+from sandboxd.errors import ConfigError, Unauthorized
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 _SCHEME: Final = b"bearer "

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandboxd.api.exception_handlers import BodyTooLarge, error_response
+from sandboxd.api.exception_handlers import error_response
+from sandboxd.errors import BodyTooLarge
 
 
 class BodyLimit:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
+
+Result = TypeVar("Result")
 
 WATCH_AFTER_S: Final = 0.05
 """Most commands have ended by then, and a task for each would cost more than they do."""
@@ -43,3 +46,28 @@ class ClientWatch:
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """What ``work`` returns; it is cancelled if the client goes before.
+
+    Raises ClientDisconnect then. In the request's own task, without another one: what is made for
+    this request alone (a sandbox whose id nobody will learn) is undone where it is awaited.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    def on_gone() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    with ClientWatch(receive, on_gone):
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            task.uncancel()
+            raise ClientDisconnect from None

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from sandboxd import errors
 from sandboxd.api.schemas import ErrorAnswer
-from sandboxd.errors import RequestError, SandboxdError
+from sandboxd.errors import HttpError, MethodNotAllowed, RequestError, RouteNotFound, SandboxdError
 
 log = logging.getLogger(__name__)
 
@@ -31,51 +31,20 @@ PROBLEMS_MAX: Final = 20
 RETRY_AFTER_S: Final = 1
 
 
-# --- what there is only because there is HTTP -------------------------------------------------
-
-
-class Unauthorized(RequestError):
-    """No bearer token, or not this node's."""
-
-    code = "unauthorized"
-
-
-class RouteNotFound(RequestError):
-    code = "route-not-found"
-
-
-class MethodNotAllowed(RequestError):
-    code = "method-not-allowed"
-
-
-class BodyTooLarge(RequestError):
-    code = "body-too-large"
-
-
-class LengthRequired(RequestError):
-    """A large upload without Content-Length."""
-
-    code = "length-required"
-
-
-class HttpError(RequestError):
-    """What the HTTP layer refused for a reason of its own."""
-
-    code = "http-error"
-
-
 STATUS: Final[dict[type[SandboxdError], int]] = {
-    Unauthorized: 401,
-    RouteNotFound: 404,
-    MethodNotAllowed: 405,
-    BodyTooLarge: 413,
-    LengthRequired: 411,
-    HttpError: 400,
+    errors.Unauthorized: 401,
+    errors.RouteNotFound: 404,
+    errors.MethodNotAllowed: 405,
+    errors.BodyTooLarge: 413,
+    errors.LengthRequired: 411,
+    errors.HttpError: 400,
     errors.SandboxNotFound: 404,
     errors.ImageNotFound: 404,
     errors.FileNotFound: 404,
     errors.FileAccessDenied: 403,
     errors.IdempotencyConflict: 409,
+    errors.SandboxPaused: 409,
+    errors.ImageInUse: 409,
     # Request errors that are not listed: the request was understood and cannot be done.
     errors.RequestError: 422,
     # The sandbox is there to be looked at and deleted, but nothing can be done in it any more.

@@ -22,8 +22,10 @@ from pydantic import (
 
 from sandboxd.config import Config
 from sandboxd.images.store import NAME_MAX, NAME_PATTERN
-from sandboxd.model import ExecRequest, Limits, SandboxSpec, Truncate
+from sandboxd.model import ExecRequest, InlineFile, Limits, SandboxSpec, Truncate
 
+FILES_MAX: Final = 64
+"""Inline files of one create: it waits for each of them."""
 PATH_BYTES_MAX: Final = 4095
 """PATH_MAX of the kernel without its NUL."""
 
@@ -104,6 +106,37 @@ class LimitsBody(Body):
         )
 
 
+class InlineFileBody(Body):
+    """A small file that the sandbox is made with; large ones are PUT afterwards."""
+
+    path: AbsolutePath = Field(examples=["/work/task.json"])
+    content: str | None = None
+    """UTF-8 text; exactly one of this and ``content_base64`` is given."""
+    content_base64: str | None = None
+    mode: Annotated[str, StringConstraints(pattern="^[0-7]{3,4}$")] | None = None
+    """Octal; 0644 if left out."""
+    user: User | None = None
+    """Who writes it, and owns it; the sandbox's user if left out."""
+
+    @model_validator(mode="after")
+    def _one_content(self) -> InlineFileBody:
+        if (self.content is None) == (self.content_base64 is None):
+            raise ValueError("exactly one of content and content_base64 must be given")
+        return self
+
+    def to_file(self) -> InlineFile:
+        """Raises ValueError for what is no base64."""
+        if self.content_base64 is None:
+            content = (self.content or "").encode()
+        else:
+            try:
+                content = base64.b64decode(self.content_base64, validate=True)
+            except ValueError as error:
+                raise ValueError(f"content_base64: {error}") from error
+        mode = None if self.mode is None else int(self.mode, 8)
+        return InlineFile(self.path, content, mode, self.user)
+
+
 class CreateBody(Body):
     model_config = ConfigDict(
         json_schema_extra={
@@ -123,7 +156,7 @@ class CreateBody(Body):
     image: ImageName
     """Name of an image of this node, without ``.sif``."""
     run: Word = ""
-    """Who owns it: a run can be listed as a whole."""
+    """Who owns it: a run can be listed and deleted as a whole."""
     name: Word = ""
     labels: Annotated[dict[Word, Word], Field(max_length=64)] = Field(default_factory=dict)
     env: Environment = Field(default_factory=dict)
@@ -135,7 +168,15 @@ class CreateBody(Body):
     limits: LimitsBody = LimitsBody()
     ttl_s: float | None = Field(default=None, gt=0, le=31_536_000)
     """Seconds after which it is deleted by itself."""
+    idle_timeout_s: float | None = Field(default=None, ge=1, le=31_536_000)
+    """Deleted earlier, once nothing was asked of it and no command ran in it for so long."""
     hostname: Hostname = "sandbox"
+    files: Annotated[list[InlineFileBody], Field(max_length=FILES_MAX)] = Field(
+        default_factory=list
+    )
+    """Small files, there before the create is answered."""
+    wait_s: float = Field(default=0.0, ge=0, le=600)
+    """How long to wait for room on a full node, instead of ``node-overloaded`` at once."""
 
     def to_spec(self, config: Config) -> SandboxSpec:
         return SandboxSpec(
@@ -149,6 +190,7 @@ class CreateBody(Body):
             user=self.user,
             hostname=self.hostname,
             ttl_s=config.default_ttl_s if self.ttl_s is None else self.ttl_s,
+            idle_timeout_s=self.idle_timeout_s,
         )
 
 
@@ -171,7 +213,7 @@ class FailureAnswer(Answer):
 
 class SandboxAnswer(Answer):
     id: str = Field(examples=["sb-w5t3d6c2nq4mzk7xq3v4y2a5pe"])
-    state: Literal["creating", "running", "failed", "deleting"]
+    state: Literal["creating", "running", "paused", "failed", "deleting"]
     image: str
     image_key: str
     """Names the very file that is mounted."""
@@ -187,6 +229,7 @@ class SandboxAnswer(Answer):
     workdir: str
     hostname: str
     ttl_s: float
+    idle_timeout_s: float | None
     created_at: str = Field(examples=["2025-11-29T15:43:07.125Z"])
     expires_at: str
     phases_ms: dict[str, float]

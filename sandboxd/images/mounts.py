@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sandboxd.errors import SandboxdError
+from sandboxd.errors import ImageInUse, SandboxdError
 from sandboxd.images.store import CheckedImage, ImageStore
 
 log = logging.getLogger(__name__)
@@ -158,9 +158,30 @@ class ImageMounts:
             and now - mount.idle_since >= self._idle_s
         ]
         for mount in sorted(idle, key=lambda one: one.idle_since):
-            mount.leaving = True
-            mount.ready = asyncio.get_running_loop().create_future()
-            self._spawn(self._unmount(mount))
+            self._begin_unmount(mount)
+
+    async def evict(self, name: str) -> bool:
+        """Unmount every mount of this name now; False when there is none. Its file stays.
+
+        Raises ImageInUse while it has a sandbox, or one is being made of it.
+        """
+        mounts = [mount for mount in self._mounts.values() if mount.name == name]
+        users = sum(mount.users for mount in mounts)
+        if users:
+            raise ImageInUse(f"image {name!r} has {users} sandboxes", users=users)
+        for mount in mounts:
+            if mount.is_ready and not mount.leaving:
+                self._begin_unmount(mount)
+        if mounts:
+            await asyncio.wait({mount.ready for mount in mounts})
+        if any(self._mounts.get(mount.key) is mount for mount in mounts):
+            raise ImageInUse(f"image {name!r} is in use")
+        return bool(mounts)
+
+    def _begin_unmount(self, mount: Mount) -> None:
+        mount.leaving = True
+        mount.ready = asyncio.get_running_loop().create_future()
+        self._spawn(self._unmount(mount))
 
     async def _unmount(self, mount: Mount) -> None:
         gone = False

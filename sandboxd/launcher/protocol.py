@@ -23,12 +23,15 @@ attach     ``sandbox``                                            ``sandbox oom_
                                                                   (fd: control)
 list       ``after`` (a sandbox id, or "")                        ``sandboxes more``
 delete     ``sandbox``                                            ``sandbox`` when no process lives
+note       ``sandbox meta``                                       -
+freeze     ``sandbox frozen`` (a boolean)                         ``execs`` once all are frozen
+usage      ``sandbox``                                            figures, see ``usage.py``
 ========== ====================================================== =================================
 
 ``sandbox`` is the id the daemon chose; creating one that exists is an error ``sandbox-exists``,
 deleting one that does not is not. ``images`` are keys of mounted images, lowest layer first.
 ``meta`` is the daemon's own blob (a JSON object of at most 16 KiB), given back by ``list``, so that
-a restarted daemon has everything again. ``phases`` are milliseconds by phase name.
+a restarted daemon has everything again; ``note`` replaces it. ``phases`` are milliseconds by name.
 ``oom_kill_path`` is a file the daemon's user may read and that has a line ``oom_kill N``
 (``memory.events`` of the sandbox's cgroup, or v1's ``memory.oom_control``); "" where there is none.
 ``limits`` of ``node`` says by limit name how it is held (``model.Enforcement``).

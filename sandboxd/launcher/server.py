@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from sandboxd.errors import NodeError, RequestError, SandboxdError, SandboxNotFound
-from sandboxd.launcher import protocol
+from sandboxd.errors import NodeError, RequestError, SandboxdError
+from sandboxd.launcher import freeze, protocol, usage
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.layers import Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
-from sandboxd.launcher.slots import Slots
+from sandboxd.launcher.slots import Slot, Slots
 from sandboxd.launcher.snapshots import Snapshots
 
 Answer = tuple[dict[str, Any], tuple[int, ...]]
@@ -122,6 +122,9 @@ class Server:
             "snapshot": self._snapshot,
             "snapshots": self._list_snapshots,
             "snapshot-delete": self._delete_snapshot,
+            "note": self._note,
+            "freeze": self._freeze,
+            "usage": self._usage,
         }
         try:
             handler = verbs.get(str(message.get("verb")))
@@ -211,9 +214,7 @@ class Server:
 
     def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
-        sandbox = self.sandboxes.by_id.get(message["sandbox"])
-        if sandbox is None:
-            raise SandboxNotFound(f"no sandbox {message['sandbox']}")
+        sandbox = self.sandboxes.find(message["sandbox"])
         control = yield from self.sandboxes.attach(sandbox)
         path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
         return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *self._alive_fds(sandbox))
@@ -265,6 +266,34 @@ class Server:
         del fds
         yield from self.sandboxes.delete(message["sandbox"])
         return {"sandbox": message["sandbox"]}, ()
+
+    def _note(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.sandboxes.find(message["sandbox"]).meta = message["meta"]
+        return {}, ()
+        yield
+
+    def _freeze(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        cgroups = self._slot(message).cgroups
+        if not message["frozen"]:
+            freeze.thaw(cgroups)
+            return {"execs": 0}, ()
+        execs = yield from freeze.freeze(self._loop, cgroups)
+        return {"execs": execs}, ()
+
+    def _usage(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        figures = usage.usage(self._slot(message).cgroups)
+        return {**figures, **usage.disk_usage(sandbox.root)}, ()
+        yield
+
+    def _slot(self, message: dict[str, Any]) -> Slot:
+        slot = self.sandboxes.find(message["sandbox"]).slot
+        if slot is None:
+            raise NodeError("the sandbox is still being made")
+        return slot
 
 
 def _error_body(error: BaseException) -> dict[str, Any]:

@@ -9,19 +9,17 @@ copied while they are frozen, as the caller chose.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import Any, Final
 
 from sandboxd.errors import NodeError, RequestError, SandboxRunning, SnapshotNotFound
 from sandboxd.init.protocol import RootFlag
+from sandboxd.launcher import freeze
 from sandboxd.launcher.layers import Layers, Snapshot, Stack
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
 from sandboxd.launcher.worker import Worker
-from sandboxd.linux import cgroup
 
 COPY_TIMEOUT_S: Final = 120.0
-FREEZE_TIMEOUT_S: Final = 2.0
 
 
 class Snapshots:
@@ -78,19 +76,10 @@ class Snapshots:
         assert sandbox.slot is not None
         assert sandbox.root is not None
         root = sandbox.root
-        # PID 1 is in the parent of these and goes on: it holds nothing of the upper open.
-        groups = [
-            path for path in cgroup.subtree(sandbox.slot.cgroups.v2) if path.name.startswith("e")
-        ]
+        cgroups = sandbox.slot.cgroups
         began = time.perf_counter()
         try:
-            for path in groups:
-                with suppress(FileNotFoundError):
-                    cgroup.write(path / "cgroup.freeze", 1)
-            deadline = time.monotonic() + FREEZE_TIMEOUT_S
-            for path in groups:
-                with suppress(FileNotFoundError):
-                    cgroup.freeze(path, True, deadline)
+            yield from freeze.freeze(self._loop, cgroups)
             asked = self._copier.request(
                 "copy",
                 (root.upper.fd,),
@@ -101,10 +90,8 @@ class Snapshots:
         except (OSError, TimeoutError) as error:
             raise NodeError(f"the layer could not be copied: {error}") from error
         finally:
-            for path in groups:
-                with suppress(FileNotFoundError):
-                    cgroup.write(path / "cgroup.freeze", 0)
-            frozen_ms = round((time.perf_counter() - began) * 1000, 3)
+            freeze.thaw(cgroups)
+        frozen_ms = round((time.perf_counter() - began) * 1000, 3)
         copy = self._layers.adopt(reply.fds[0])
         self._layers.share(root.stack.layers)
         return Stack((copy, *root.stack.layers), sandbox.images), frozen_ms

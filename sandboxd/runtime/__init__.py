@@ -8,10 +8,13 @@ From the inside out; each file knows only those above it::
     pipes       pipe ends in the event loop; what a command's children leave behind
     exec        one command: its clock, its output, its end
     files       whole files in and out as streams
+    events      what became of one sandbox, the last of it
     sandbox     one sandbox's record, and how it is shown
     idempotency answers kept under an Idempotency-Key
     expiry      when each sandbox's time is up
+    waiting     the bounded room before a full node
     manager     the table: create, find, delete, adopt, and what the launcher tells
+    lifecycle   renew, pause, resume, usage, and the deletion of many
 
 Nothing here knows HTTP, and nothing here starts a process or a thread for an exec: an exec is one
 message out, two back, and what is in its pipes.

@@ -29,6 +29,8 @@ PIPE_BYTES: Final = 256 * 1024
 HEAD_BYTES: Final = 256 * 1024
 STALL_S: Final = 60.0
 """Without a byte moving at the sandbox's side: its file system does not answer."""
+DISCARD_S: Final = 5.0
+"""What the child of a broken upload may take to remove its part of the file."""
 
 
 class _FileOperation:
@@ -120,6 +122,9 @@ class _FileOperation:
     def close(self) -> None:
         """Let go of the pipe, and of the child if it is still there. Idempotent."""
         self._close_fd()
+        self._kill()
+
+    def _kill(self) -> None:
         if not self.exited.done():
             with contextlib.suppress(SandboxdError):
                 self._control.kill(self._id, signal.SIGKILL, KillScope.KILL_TREE)
@@ -230,6 +235,13 @@ class FileWrite(_FileOperation):
             except BrokenPipeError:
                 return False
         return True
+
+    def close(self) -> None:
+        """Let go of the pipe. At its end the child removes what it has written so far, which a kill
+        would leave in the sandbox: so it is killed only if it does not end by itself."""
+        self._close_fd()
+        if not self.exited.done():
+            self._loop.call_later(DISCARD_S, self._kill)
 
     async def finish(self) -> FileInfo:
         """The file as it is now. Raises like ``FileRead.open``, and DiskFull."""

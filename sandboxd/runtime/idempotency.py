@@ -10,21 +10,26 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sandboxd.errors import IdempotencyConflict
-from sandboxd.model import SandboxSpec
+from sandboxd.model import InlineFile, SandboxSpec
 from sandboxd.runtime.sandbox import IdempotencyMark, SandboxView
 
 KEYS_MAX: Final = 20_000
 KEEP_S: Final = 3600.0
 
 
-def fingerprint(spec: SandboxSpec) -> str:
+def fingerprint(spec: SandboxSpec, files: Sequence[InlineFile] = ()) -> str:
     """Equal for equal requests."""
     text = json.dumps(spec.to_json(), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+    for file in files:
+        head = json.dumps([file.path, file.mode, file.user, len(file.content)])
+        digest.update(head.encode("utf-8", "surrogatepass") + file.content)
+    return digest.hexdigest()[:32]
 
 
 @dataclass(slots=True)

@@ -16,13 +16,12 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 from sandboxd.config import Config
 from sandboxd.errors import (
-    NodeOverloaded,
     NodeUnavailable,
     OomKilled,
     RequestError,
@@ -35,10 +34,12 @@ from sandboxd.images.mounts import ImageMounts
 from sandboxd.images.store import ImageStore
 from sandboxd.launcher.client import LauncherClient
 from sandboxd.launcher.protocol import META_MAX, SandboxRow
-from sandboxd.model import SandboxSpec, SandboxState
+from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime.expiry import Expiry
+from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
 from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
+from sandboxd.runtime.waiting import WaitingRoom
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,10 @@ REASON_WAIT_S: Final = 0.2
 """From the end of a control socket to the launcher's word on why, at most."""
 
 DELETE_AGAIN_S: Final = 5.0
+EXPIRY_GRAIN_S: Final = 0.002
+"""Two clocks and a timer that may fire early: what is closer than this is due."""
 HOUSEKEEPING_S: Final = 5.0
 ATTACH_AT_ONCE: Final = 32
-FULL_RETRY_AFTER_S: Final = 1
 
 
 def new_id() -> str:
@@ -66,7 +68,7 @@ class Runtime:
         store: ImageStore | None = None,
     ) -> None:
         self.config = config
-        self._launcher = launcher or LauncherClient(config.launcher_socket)
+        self.launcher = launcher or LauncherClient(config.launcher_socket)
         self._store = store or ImageStore(config.images_dir)
         self._table: dict[str, Sandbox] = {}
         self._abandoned: set[str] = set()
@@ -78,11 +80,15 @@ class Runtime:
     async def start(self) -> None:
         """Begin: connects in the background, and again whenever the launcher is lost."""
         self._loop = asyncio.get_running_loop()
-        self.images = ImageMounts(self._store, self._launcher, idle_s=self.config.image_idle_s)
+        self.images = ImageMounts(self._store, self.launcher, idle_s=self.config.image_idle_s)
         self._keys = IdempotencyKeys()
+        self._waiting = WaitingRoom(
+            lambda: self.config.max_sandboxes - len(self._table),
+            f"the node has its {self.config.max_sandboxes} sandboxes",
+        )
         self._expiry = Expiry(self._due)
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
-        self._launcher.start(self)
+        self.launcher.start(self)
 
     async def close(self) -> None:
         """Let go of everything; sandboxes live on, as they are the launcher's."""
@@ -93,7 +99,7 @@ class Runtime:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.images.close()
-        await self._launcher.close()
+        await self.launcher.close()
         error = NodeUnavailable("the daemon is stopping")
         for sandbox in self._table.values():
             sandbox.disconnect(error)
@@ -137,29 +143,38 @@ class Runtime:
 
     async def node(self) -> dict[str, Any]:
         """The launcher's answer to ``node``, asked now."""
-        answer = await self._launcher.call("node")
+        answer = await self.launcher.call("node")
         self._node = answer.ok
         return answer.ok
 
     # --- creating ----------------------------------------------------------------------------
 
-    async def create(self, spec: SandboxSpec, idempotency_key: str | None = None) -> SandboxView:
-        """A new sandbox, or the one that this key made before.
+    async def create(
+        self,
+        spec: SandboxSpec,
+        idempotency_key: str | None = None,
+        *,
+        files: Sequence[InlineFile] = (),
+        wait_s: float = 0.0,
+    ) -> SandboxView:
+        """A new sandbox with ``files`` in it, or the one that this key made before.
 
-        Raises IdempotencyConflict, NodeUnavailable, NodeOverloaded, those of the image and those of
-        the launcher's set-up.
+        Waits ``wait_s`` at most where the node is full. Raises IdempotencyConflict,
+        NodeUnavailable, NodeOverloaded, those of the image, of the launcher's set-up and of a file.
         """
         if not self._ready:
             raise NodeUnavailable("the launcher is not connected")
         if idempotency_key is None:
-            return await self._create(spec, None)
-        mark = IdempotencyMark(idempotency_key, fingerprint(spec))
-        given = self._keys.find(mark)
-        if given is not None:
-            return await asyncio.shield(given)
+            return await self._create(spec, None, files, wait_s)
+        mark = IdempotencyMark(idempotency_key, fingerprint(spec, files))
+        while (given := self._keys.find(mark)) is not None:
+            await asyncio.wait({given})
+            if not given.cancelled():
+                return given.result()
+            # Whoever asked first has gone away, and its sandbox with it: this one makes its own.
         answer = self._keys.begin(mark)
         try:
-            view = await self._create(spec, mark)
+            view = await self._create(spec, mark, files, wait_s)
         except asyncio.CancelledError:
             answer.cancel()
             raise
@@ -170,15 +185,20 @@ class Runtime:
         answer.set_result(view)
         return view
 
-    async def _create(self, spec: SandboxSpec, mark: IdempotencyMark | None) -> SandboxView:
-        if len(self._table) >= self.config.max_sandboxes:
-            raise NodeOverloaded(
-                f"the node has its {self.config.max_sandboxes} sandboxes",
-                retry_after_s=FULL_RETRY_AFTER_S,
-            )
+    async def _create(
+        self,
+        spec: SandboxSpec,
+        mark: IdempotencyMark | None,
+        files: Sequence[InlineFile],
+        wait_s: float,
+    ) -> SandboxView:
+        began_at = time.monotonic()
+        await self._waiting.enter(wait_s)
         sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark)
         self._table[sandbox.id] = sandbox
         started_at = time.monotonic()
+        if wait_s:
+            sandbox.phases_ms["waiting"] = round((started_at - began_at) * 1000, 3)
         asked = False
         try:
             image, sandbox.mount = await self.images.acquire(spec.image)
@@ -188,7 +208,7 @@ class Runtime:
             _check_meta(meta)
             asked_at = time.monotonic()
             asked = True
-            answer = await self._launcher.call(
+            answer = await self.launcher.call(
                 "create",
                 sandbox=sandbox.id,
                 images=[image.key],
@@ -201,18 +221,25 @@ class Runtime:
             sandbox.connect(
                 answer.take_fds(), str(answer.ok.get("oom_kill_path") or ""), self._control_closed
             )
+            if files:
+                put_at = time.monotonic()
+                for file in files:
+                    await _put(sandbox, file)
+                sandbox.phases_ms["files"] = _since(put_at)
         except BaseException:
             self._table.pop(sandbox.id, None)
             self._let_go(sandbox)
+            self._waiting.wake()
             if asked:
                 # It may have been made all the same, and nobody would know of it.
                 self._abandoned.add(sandbox.id)
-                self._spawn(self._delete_abandoned())
+                self.spawn(self._delete_abandoned())
             raise
         finally:
             sandbox.made.set()
         sandbox.phases_ms["total"] = _since(started_at)
-        self._expiry.add(sandbox.id, spec.ttl_s)
+        sandbox.events.add("created", f"of image {spec.image}", image_key=sandbox.image_key)
+        self.watch_expiry(sandbox)
         return sandbox.view()
 
     # --- deleting ----------------------------------------------------------------------------
@@ -231,7 +258,7 @@ class Runtime:
 
     def _begin_delete(self, sandbox: Sandbox) -> asyncio.Task[None]:
         if sandbox.deletion is None:
-            sandbox.deletion = self._spawn(self._delete(sandbox))
+            sandbox.deletion = self.spawn(self._delete(sandbox))
         return sandbox.deletion
 
     async def _delete(self, sandbox: Sandbox) -> None:
@@ -240,8 +267,9 @@ class Runtime:
             if self._table.get(sandbox.id) is not sandbox:
                 return
             sandbox.state = SandboxState.DELETING
+            sandbox.events.add("deleting", "no process of it lives once this is done")
             sandbox.disconnect(SandboxDead("the sandbox was deleted", reason="deleted"))
-            await self._launcher.call("delete", sandbox=sandbox.id)
+            await self.launcher.call("delete", sandbox=sandbox.id)
         except SandboxdError as error:
             log.warning("sandbox %s cannot be deleted yet: %s", sandbox.id, error.message)
             self._expiry.add(sandbox.id, DELETE_AGAIN_S)
@@ -255,6 +283,7 @@ class Runtime:
         if self._table.get(sandbox.id) is sandbox:
             del self._table[sandbox.id]
         self._let_go(sandbox)
+        self._waiting.wake()
 
     def _let_go(self, sandbox: Sandbox) -> None:
         sandbox.disconnect(SandboxDead("the sandbox is gone", reason="deleted"))
@@ -265,7 +294,7 @@ class Runtime:
     async def _delete_abandoned(self) -> None:
         for sandbox_id in list(self._abandoned):
             try:
-                await self._launcher.call("delete", sandbox=sandbox_id)
+                await self.launcher.call("delete", sandbox=sandbox_id)
             except SandboxdError:
                 return  # the next connection or housekeeping tries again
             self._abandoned.discard(sandbox_id)
@@ -275,23 +304,33 @@ class Runtime:
         if sandbox is None:
             return
         if sandbox.state is not SandboxState.DELETING:
-            log.info("sandbox %s has lived its %g s", sandbox_id, sandbox.spec.ttl_s)
+            left_s, why = sandbox.due_in_s()
+            if left_s > EXPIRY_GRAIN_S:
+                # Renewed or used since: it is looked at again when its time is up as it is now.
+                self._expiry.add(sandbox_id, left_s)
+                return
+            log.info("sandbox %s is deleted: %s", sandbox_id, why)
         self._begin_delete(sandbox)
+
+    def watch_expiry(self, sandbox: Sandbox) -> None:
+        """Look at it when its time is up, which may be earlier now than when it was last looked
+        at."""
+        self._expiry.add(sandbox.id, sandbox.due_in_s()[0])
 
     def _keep_house(self) -> None:
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
         if self._ready:
             self.images.evict_idle()
             if self._abandoned:
-                self._spawn(self._delete_abandoned())
+                self.spawn(self._delete_abandoned())
 
     # --- what the launcher tells -------------------------------------------------------------
 
     async def launcher_connected(self, hello: dict[str, Any]) -> None:
         """Ask for all there is and take it over; then, and only then, the node is ready."""
         await self.node()
-        rows = {row.sandbox: row for row in await self._launcher.list_sandboxes()}
-        images = await self._launcher.call("images")
+        rows = {row.sandbox: row for row in await self.launcher.list_sandboxes()}
+        images = await self.launcher.call("images")
         self.images.reset(images.ok.get("images") or [])
         for sandbox in list(self._table.values()):
             if sandbox.id in rows or sandbox.state is SandboxState.CREATING:
@@ -307,7 +346,7 @@ class Runtime:
             if sandbox.state is SandboxState.DELETING:
                 self._begin_delete(sandbox)
         self._ready = self._adopted = True
-        self._spawn(self._delete_abandoned())
+        self.spawn(self._delete_abandoned())
         log.info("launcher connected, %d sandboxes (%d adopted)", len(self._table), len(unknown))
 
     async def _adopt(self, row: SandboxRow, gate: asyncio.Semaphore) -> None:
@@ -324,7 +363,7 @@ class Runtime:
         async with gate:
             if row.state == SandboxState.RUNNING:
                 try:
-                    answer = await self._launcher.call("attach", sandbox=row.sandbox)
+                    answer = await self.launcher.call("attach", sandbox=row.sandbox)
                     sandbox.connect(
                         answer.take_fds(),
                         str(answer.ok.get("oom_kill_path") or ""),
@@ -338,7 +377,8 @@ class Runtime:
                 sandbox.fail(SandboxDead("the sandbox's PID 1 is gone", reason=row.state))
         sandbox.mount = self.images.hold(sandbox.image_key, sandbox.spec.image)
         self._table[sandbox.id] = sandbox
-        self._expiry.add(sandbox.id, sandbox.expires_at - now())
+        sandbox.events.add("adopted", "by a daemon that has started anew")
+        self.watch_expiry(sandbox)
         if sandbox.mark is not None:
             with contextlib.suppress(SandboxdError):
                 if self._keys.find(sandbox.mark) is None:
@@ -359,19 +399,19 @@ class Runtime:
                 sandbox.fail(_death(reason))
 
     def _control_closed(self, sandbox: Sandbox, reason: str) -> None:
-        if not self._launcher.connected:
+        if not self.launcher.connected:
             sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
         else:
             # Why is the launcher's to say, and its word is on the way over another socket.
             self._loop.call_later(REASON_WAIT_S, self._settle, sandbox, reason)
 
     def _settle(self, sandbox: Sandbox, reason: str) -> None:
-        if self._launcher.connected:
+        if self.launcher.connected:
             sandbox.fail(_death(reason))
         else:
             sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
@@ -407,6 +447,18 @@ def _check_meta(meta: dict[str, Any]) -> None:
         )
 
 
+async def _put(sandbox: Sandbox, file: InlineFile) -> None:
+    with FileWrite.open(
+        sandbox.control(),
+        user=file.user or sandbox.user,
+        path=file.path,
+        length=len(file.content),
+        mode=file.mode,
+    ) as write:
+        await write.write(file.content)
+        await write.finish()
+
+
 def _phases(ok: dict[str, Any]) -> dict[str, float]:
     """The launcher's phases, as far as they are numbers."""
     phases = ok.get("phases")
@@ -429,9 +481,14 @@ def check_allowed(spec: SandboxSpec, config: Config) -> None:
                 field=f"limits.{name}",
                 maximum=most[name],
             )
-    if spec.ttl_s > config.max_ttl_s:
+    check_ttl(spec.ttl_s, config)
+
+
+def check_ttl(ttl_s: float, config: Config) -> None:
+    """Raises RequestError where this node does not allow it."""
+    if ttl_s > config.max_ttl_s:
         raise RequestError(
-            f"ttl_s is {spec.ttl_s:g}, this node allows {config.max_ttl_s:g}",
+            f"ttl_s is {ttl_s:g}, this node allows {config.max_ttl_s:g}",
             field="ttl_s",
             maximum=config.max_ttl_s,
         )

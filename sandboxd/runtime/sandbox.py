@@ -18,12 +18,21 @@ from sandboxd.errors import (
     SandboxdError,
     SandboxLost,
     SandboxNotFound,
+    SandboxPaused,
 )
 from sandboxd.images.mounts import Mount
 from sandboxd.init import protocol
 from sandboxd.init.protocol import ExecFlag
-from sandboxd.model import ExecRequest, ImageConfig, Limits, SandboxSpec, SandboxState
+from sandboxd.model import (
+    ExecRequest,
+    ExecResult,
+    ImageConfig,
+    Limits,
+    SandboxSpec,
+    SandboxState,
+)
 from sandboxd.runtime.control import Control
+from sandboxd.runtime.events import EventLog
 from sandboxd.runtime.exec import Exec
 from sandboxd.runtime.image_watch import ImageWatch
 from sandboxd.runtime.oom import OomCounter
@@ -81,6 +90,10 @@ class Sandbox:
     made: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once creating has ended, well or not."""
     deletion: asyncio.Task[None] | None = None
+    renewed_until: float | None = None
+    """When its time is up, where that was set anew since it was made."""
+    last_used_at: float = field(default_factory=time.monotonic)
+    events: EventLog = field(default_factory=EventLog)
     _control: Control | None = None
     _oom: OomCounter | None = None
     _images: ImageWatch | None = None
@@ -92,7 +105,18 @@ class Sandbox:
 
     @property
     def expires_at(self) -> float:
-        return self.created_at + self.spec.ttl_s
+        return self.renewed_until or self.created_at + self.spec.ttl_s
+
+    def due_in_s(self) -> tuple[float, str]:
+        """Seconds until it is deleted by itself as things stand, and why that will be."""
+        left_s, why = self.expires_at - now(), "its time is up"
+        idle_s = self.spec.idle_timeout_s
+        if idle_s is not None:
+            busy = self._control is not None and self._control.waiting > 0
+            idle_left_s = idle_s - (0.0 if busy else time.monotonic() - self.last_used_at)
+            if idle_left_s < left_s:
+                left_s, why = idle_left_s, f"it was idle for {idle_s:g} s"
+        return left_s, why
 
     @property
     def user(self) -> str:
@@ -126,6 +150,8 @@ class Sandbox:
             },
             "created_at": self.created_at,
             "idempotency": [self.mark.key, self.mark.fingerprint] if self.mark else None,
+            "renewed_until": self.renewed_until,
+            "paused": self.state is SandboxState.PAUSED,
         }
 
     @classmethod
@@ -140,6 +166,9 @@ class Sandbox:
             spec=SandboxSpec.from_json(meta["spec"]),
             created_at=float(meta["created_at"]),
             mark=IdempotencyMark(*mark) if mark else None,
+            renewed_until=meta["renewed_until"],
+            # What ``connect`` makes of it where it was not paused.
+            state=SandboxState.PAUSED if meta["paused"] else SandboxState.CREATING,
         )
         config = meta["image_config"]
         sandbox.set_image(
@@ -182,7 +211,8 @@ class Sandbox:
         )
         self._oom = OomCounter(oom_kill_path)
         self._leftovers = Leftovers()
-        self.state = SandboxState.RUNNING
+        if self.state is SandboxState.CREATING:
+            self.state = SandboxState.RUNNING
 
     def fail(self, error: SandboxdError) -> None:
         """Its PID 1 or its image is gone. Everything under way in it ends with ``error``."""
@@ -191,6 +221,7 @@ class Sandbox:
         log.info("sandbox %s failed: %s: %s", self.id, error.code, error.message)
         self.failure = error
         self.state = SandboxState.FAILED
+        self.events.add("failed", error.message, code=error.code, **_reason(error))
         if self._control is not None:
             self._control.fail(error)
 
@@ -206,7 +237,9 @@ class Sandbox:
             self._images.close()
 
     def control(self) -> Control:
-        """The way to PID 1. Raises the sandbox's failure where there is none."""
+        """The way to PID 1, for one more request. Raises the sandbox's failure where there is
+        none."""
+        self.last_used_at = time.monotonic()
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if self.state is SandboxState.DELETING:
@@ -215,12 +248,18 @@ class Sandbox:
             raise NodeUnavailable(f"sandbox {self.id} is still being made", retry_after_s=1)
         return self._control
 
+    def control_to_start(self) -> Control:
+        """The same, to start a program. Raises SandboxPaused too."""
+        if self.state is SandboxState.PAUSED:
+            raise SandboxPaused(f"sandbox {self.id} is paused", hint="resume it first")
+        return self.control()
+
     # --- what is done in it ------------------------------------------------------------------
 
     def start_exec(self, request: ExecRequest) -> Exec:
         """Send a command off. Raises SandboxdError where that fails at once; all else is told by
         ``Exec.done``."""
-        control = self.control()
+        control = self.control_to_start()
         assert self._oom is not None
         assert self._leftovers is not None
         user = request.user or self.user
@@ -255,10 +294,23 @@ class Sandbox:
             on_unkillable=self._unkillable,
         )
         running.start(payload, flags)
+        running.done.add_done_callback(self._exec_ended)
         return running
+
+    def _exec_ended(self, done: asyncio.Future[ExecResult]) -> None:
+        self.last_used_at = time.monotonic()
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, SandboxdError):
+            self.events.add("exec-failed", error.message, code=error.code, cause=error.cause)
+        elif not done.cancelled() and done.result().oom_killed:
+            self.events.add("oom", "a command was killed as the sandbox ran out of memory")
 
     def _unkillable(self) -> None:
         self.fail(SandboxLost("a process of the sandbox cannot be killed", reason="unkillable"))
+
+
+def _reason(error: SandboxdError) -> dict[str, Any]:
+    return {"reason": error.detail["reason"]} if "reason" in error.detail else {}
 
 
 def _pack_env(env: dict[str, str]) -> tuple[bytes, int]:

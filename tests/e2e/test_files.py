@@ -259,7 +259,9 @@ def test_an_upload_that_breaks_off_changes_nothing_and_leaves_nothing(daemon: Da
         # The control: the upload is under way, beside the file it is to replace.
         wait_for(lambda: len(in_work(daemon, sandbox)) == 2, "an upload under way")
         assert read(daemon, sandbox, "/work/f") == b"old"
-    wait_for(lambda: in_work(daemon, sandbox) == ["f"], "the end of a broken upload", 10)
+    for size in range(0, 3 * MIB, MIB // 8):
+        unfinished(daemon, sandbox, "/work/f", 10 * MIB, bytes(size)).close()
+    wait_for(lambda: in_work(daemon, sandbox) == ["f"], "the end of broken uploads", 10)
     assert read(daemon, sandbox, "/work/f") == b"old"
 
 

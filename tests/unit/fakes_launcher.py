@@ -50,6 +50,7 @@ class FakeLauncher:
         self.rows = {}
         self.pid1s = {}
         self.mounted = {}
+        self.frozen = {}
         self.fail = {}
         self.held = set()
         self._held_back = []
@@ -171,6 +172,17 @@ class FakeLauncher:
         for pid1 in self.pid1s.pop(message["sandbox"], []):
             pid1.die()
         return {"ok": {"sandbox": message["sandbox"]}}
+
+    def do_note(self, message, _fds):
+        self.rows[message["sandbox"]]["meta"] = message["meta"]
+        return {"ok": {}}
+
+    def do_freeze(self, message, _fds):
+        self.frozen[message["sandbox"]] = message["frozen"]
+        return {"ok": {"execs": 1}}
+
+    def do_usage(self, message, _fds):
+        return {"ok": {"cpu_usage_usec": 1_500_000, "memory_bytes": 4096, "pids": 3}}
 
     # --- what tests bring about --------------------------------------------------------------
 

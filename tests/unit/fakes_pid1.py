@@ -65,6 +65,7 @@ class FakePid1:
                 MsgType.M_EXEC: self._exec,
                 MsgType.M_FILE: self._file,
                 MsgType.M_KILL: self._kill,
+                MsgType.M_PING: lambda message, _: self._send(MsgType.R_DONE, message.id),
             }[MsgType(message.type)]
             handler(message, fds)
             protocol.close_fds(fds)

@@ -3,81 +3,12 @@
 import base64
 import dataclasses
 import json
-import time
 
 import pytest
-from fastapi.testclient import TestClient
 
-from sandboxd.api.app import create_app
-from sandboxd.api.schemas import ExecAnswer, NodeAnswer, SandboxAnswer, SandboxList
-from sandboxd.config import load_config
-from sandboxd.launcher.client import LauncherClient
+from sandboxd.api.schemas import NodeAnswer, SandboxList
 from sandboxd.runtime.manager import Runtime
-from tests.unit.fakes_launcher import FakeLauncher, default_store
-
-TOKEN = "test-token-0123456789"
-HEADERS = {"Authorization": f"Bearer {TOKEN}"}
-
-
-@pytest.fixture
-def config(tmp_path):
-    return load_config(
-        env={},
-        overrides={
-            "state_dir": str(tmp_path),
-            "runtime_dir": str(tmp_path),
-            "node_name": "node-1",
-            "max_sandboxes": 4,
-        },
-    )
-
-
-@pytest.fixture
-def launcher(config, tmp_path):
-    (tmp_path / "root").mkdir()
-    fake = FakeLauncher(config.launcher_socket, tmp_path / "root")
-    yield fake
-    fake.close()
-
-
-def make_client(config, **options):
-    runtime = Runtime(config, LauncherClient(config.launcher_socket), default_store())
-    app = create_app(config, runtime, token=TOKEN)
-    return TestClient(app, headers=HEADERS, **options)
-
-
-def wait_ready(client):
-    deadline = time.monotonic() + 10
-    while client.get("/readyz").status_code != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def client(config, launcher):
-    with make_client(config) as client:
-        wait_ready(client)
-        yield client
-
-
-def create(client, **body):
-    answer = client.post("/v1/sandboxes", json={"image": "debian", **body})
-    assert answer.status_code == 201, answer.text
-    return SandboxAnswer.model_validate(answer.json(), strict=False)
-
-
-def run(client, sandbox_id, command, **body):
-    answer = client.post(f"/v1/sandboxes/{sandbox_id}/exec", json={"command": command, **body})
-    assert answer.status_code == 200, answer.text
-    return ExecAnswer.model_validate(answer.json())
-
-
-def error_of(answer, status):
-    assert answer.status_code == status, answer.text
-    body = answer.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"code", "message", "cause", "retryable", "hint", "detail"}
-    return body["error"]
+from tests.unit.fakes_api import TOKEN, create, error_of, make_client, run, wait_ready
 
 
 def test_create_exec_delete(client, launcher):

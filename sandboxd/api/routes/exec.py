@@ -50,6 +50,7 @@ def _request(body: ExecBody, config: Config) -> ExecRequest:
         errors.UserNotFound,
         errors.CommandTooLong,
         errors.SandboxNotFound,
+        errors.SandboxPaused,
         errors.SandboxDead,
         errors.SandboxLost,
         errors.OomKilled,

@@ -12,8 +12,9 @@ from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, file_answer
 from sandboxd.api.body_limit import content_length
 from sandboxd.api.disconnect import ClientWatch
-from sandboxd.api.exception_handlers import BodyTooLarge, LengthRequired, documented
+from sandboxd.api.exception_handlers import documented
 from sandboxd.api.schemas import AbsolutePath, FileAnswer, User
+from sandboxd.errors import BodyTooLarge, LengthRequired
 from sandboxd.runtime.files import FileRead, FileWrite
 from sandboxd.runtime.manager import Runtime
 

@@ -1,18 +1,26 @@
-"""Images: what this node's store has, and making one ready ahead of need."""
+"""Images: what this node's store has, making some ready ahead of need, and letting go of one."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+import asyncio
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Request, Response
 
 from sandboxd import errors
-from sandboxd.api.answers import JsonAnswer, timestamp
+from sandboxd.api.answers import JsonAnswer, failure_answer, timestamp
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.schemas import ImageBody, ImageList, PreparedImageAnswer
-from sandboxd.images.store import LIST_MAX
+from sandboxd.api.schemas_lifecycle import PrefetchAnswer, PrefetchBody
+from sandboxd.errors import SandboxdError
+from sandboxd.images.store import LIST_MAX, NAME_MAX, NAME_PATTERN
 from sandboxd.runtime.manager import Runtime
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
+
+PREFETCH_AT_ONCE: Final = 4
+"""Creates that need an image now are not to wait behind a long list."""
 
 
 @router.get("", response_model=ImageList, responses=documented(errors.NodeUnavailable))
@@ -73,3 +81,43 @@ async def prepare(request: Request) -> Response:
             "labels": image.config.labels,
         }
     )
+
+
+@router.post(
+    "/prefetch",
+    response_model=PrefetchAnswer,
+    openapi_extra=json_body(PrefetchBody),
+    responses=documented(errors.RequestError, errors.NodeUnavailable),
+)
+async def prefetch(request: Request) -> Response:
+    """Check and mount many images; what became of each is said for each."""
+    runtime: Runtime = request.app.state.runtime
+    body = await parse(PrefetchBody, request)
+    gate = asyncio.Semaphore(PREFETCH_AT_ONCE)
+
+    async def one(name: str) -> dict[str, Any]:
+        try:
+            async with gate:
+                _, mount = await runtime.images.acquire(name)
+        except SandboxdError as error:
+            return {"name": name, "mounted": False, "failure": failure_answer(error)}
+        runtime.images.release(mount)
+        return {"name": name, "mounted": True, "failure": None}
+
+    return JsonAnswer({"images": await asyncio.gather(*map(one, body.images))})
+
+
+@router.delete(
+    "/{name:path}",
+    status_code=204,
+    responses=documented(errors.RequestError, errors.ImageInUse, errors.NodeUnavailable),
+)
+async def evict(
+    request: Request,
+    name: Annotated[str, Path(max_length=NAME_MAX, pattern=f"^{NAME_PATTERN}$")],
+) -> Response:
+    """Unmount an image that has no sandbox; its file stays in the store. One that is not mounted is
+    evicted already."""
+    runtime: Runtime = request.app.state.runtime
+    await runtime.images.evict(name)
+    return Response(status_code=204)

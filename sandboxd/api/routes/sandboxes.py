@@ -1,25 +1,56 @@
-"""Sandboxes: create, list, look at, delete."""
+"""Sandboxes: create, list, look at, delete one or many."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from sandboxd import errors
-from sandboxd.api.answers import JsonAnswer, sandbox_answer
+from sandboxd.api.answers import JsonAnswer, failure_answer, sandbox_answer
 from sandboxd.api.bodies import json_body, parse
+from sandboxd.api.disconnect import unless_gone
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.schemas import CreateBody, SandboxAnswer, SandboxList
-from sandboxd.model import SandboxState
+from sandboxd.api.schemas_lifecycle import DeletedAnswer
+from sandboxd.errors import RequestError
+from sandboxd.model import InlineFile, SandboxState
+from sandboxd.runtime import lifecycle
 from sandboxd.runtime.manager import Runtime, check_allowed
 from sandboxd.runtime.sandbox import Sandbox, SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
 
 
+Run = Annotated[str | None, Query(max_length=255)]
+Labels = Annotated[
+    list[str] | None,
+    Query(max_length=16, description="`key=value`, or `key` for any value; all must match"),
+]
+
+
 def _answer(runtime: Runtime, view: SandboxView) -> dict[str, Any]:
     return sandbox_answer(view, node=runtime.config.node_name, enforcement=runtime.enforcement)
+
+
+def _filter(run: str | None, labels: list[str] | None) -> Callable[[Sandbox], bool]:
+    wanted = [one.partition("=") for one in labels or ()]
+
+    def matches(sandbox: Sandbox) -> bool:
+        has = sandbox.spec.labels
+        return (run is None or sandbox.spec.run == run) and all(
+            key in has and (not equals or has[key] == value) for key, equals, value in wanted
+        )
+
+    return matches
+
+
+def _files(body: CreateBody) -> list[InlineFile]:
+    try:
+        return [file.to_file() for file in body.files]
+    except ValueError as error:
+        raise RequestError(f"files: {error}") from error
 
 
 @router.post(
@@ -36,6 +67,17 @@ def _answer(runtime: Runtime, view: SandboxView) -> dict[str, Any]:
         errors.NodeUnavailable,
         errors.ImageUnavailable,
         errors.SandboxSetupError,
+        # Of the files that it is made with.
+        errors.UserNotFound,
+        errors.FileError,
+        errors.FileNotFound,
+        errors.FileAccessDenied,
+        errors.NotARegularFile,
+        errors.DiskFull,
+        errors.SandboxDead,
+        errors.SandboxLost,
+        errors.OomKilled,
+        errors.PidsExhausted,
     ),
 )
 async def create(
@@ -44,12 +86,14 @@ async def create(
         str | None, Header(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")
     ] = None,
 ) -> Response:
-    """Make a sandbox. With an Idempotency-Key, the same request again gets the same answer."""
+    """Make a sandbox. With an Idempotency-Key, the same request again gets the same answer. If the
+    client goes away before that, it is not kept."""
     runtime: Runtime = request.app.state.runtime
     body = await parse(CreateBody, request)
     spec = body.to_spec(runtime.config)
     check_allowed(spec, runtime.config)
-    view = await runtime.create(spec, idempotency_key)
+    making = runtime.create(spec, idempotency_key, files=_files(body), wait_s=body.wait_s)
+    view = await unless_gone(request.receive, making)
     location = {"Location": f"/v1/sandboxes/{view.id}"}
     return JsonAnswer(_answer(runtime, view), 201, location)
 
@@ -62,34 +106,20 @@ async def create(
 async def list_sandboxes(
     *,
     request: Request,
-    run: Annotated[str | None, Query(max_length=255)] = None,
+    run: Run = None,
     state: SandboxState | None = None,
-    label: Annotated[
-        list[str] | None,
-        Query(max_length=16, description="`key=value`, or `key` for any value; all must match"),
-    ] = None,
+    label: Labels = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
     """Sandboxes in the order of their ids, those that match all that is asked for."""
     runtime: Runtime = request.app.state.runtime
-    wanted = [one.partition("=") for one in label or ()]
-
-    def matches(sandbox: Sandbox) -> bool:
-        labels = sandbox.spec.labels
-        return (
-            sandbox.id > after
-            and (run is None or sandbox.spec.run == run)
-            and (state is None or sandbox.state is state)
-            and all(
-                key in labels and (not equals or labels[key] == value)
-                for key, equals, value in wanted
-            )
-        )
-
+    matches = _filter(run, label)
     page: list[Sandbox] = []
     more = False
     for sandbox in filter(matches, runtime.sandboxes()):
+        if sandbox.id <= after or (state is not None and sandbox.state is not state):
+            continue
         if len(page) == limit:
             more = True
             break
@@ -120,3 +150,32 @@ async def delete(request: Request, sandbox_id: str) -> Response:
     runtime: Runtime = request.app.state.runtime
     await runtime.delete(sandbox_id)
     return Response(status_code=204)
+
+
+@router.delete(
+    "",
+    response_model=DeletedAnswer,
+    responses=documented(errors.RequestError, errors.NodeUnavailable),
+)
+async def delete_many(
+    *,
+    request: Request,
+    run: Run = None,
+    label: Labels = None,
+    within_s: Annotated[
+        float, Query(gt=0, le=600, description="Answers by then, whatever is not done yet")
+    ] = 60.0,
+) -> Response:
+    """Delete every sandbox of a run, or with these labels, or both. At least one must be given."""
+    runtime: Runtime = request.app.state.runtime
+    if run is None and not label:
+        raise RequestError("neither run nor label is given: that would be every sandbox")
+    chosen = filter(_filter(run, label), runtime.sandboxes())
+    done = await lifecycle.delete_all(runtime, chosen, within_s)
+    return JsonAnswer(
+        {
+            "deleted": done.deleted,
+            "pending": done.pending,
+            "failed": [{"id": key, **failure_answer(why)} for key, why in done.failed.items()],
+        }
+    )
