@@ -77,6 +77,8 @@ class SandboxSpec:
     user: str | None = None
     hostname: str = "sandbox"
     ttl_s: float = 3600.0
+    snapshot: str | None = None
+    """Made from this snapshot; ``image`` is the snapshot's then."""
     idle_timeout_s: float | None = None
     """Deleted once nothing was asked of it, and nothing ran in it, for so long."""
 

@@ -38,6 +38,7 @@ def sandbox_answer(view: SandboxView, *, node: str, enforcement: dict[str, Any])
         "id": view.id,
         "state": view.state,
         "image": view.spec.image,
+        "snapshot": view.spec.snapshot,
         "image_key": view.image_key,
         "run": view.spec.run,
         "name": view.spec.name,

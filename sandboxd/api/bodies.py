@@ -19,10 +19,16 @@ SCHEMA_REFERENCE = "#/components/schemas/{model}"
 SomeBody = TypeVar("SomeBody", bound=Body)
 
 
-async def parse(model: type[SomeBody], request: Request) -> SomeBody:
-    """The request's body. Raises RequestError saying what is wrong with it, and where."""
+async def parse(
+    model: type[SomeBody], request: Request, default: SomeBody | None = None
+) -> SomeBody:
+    """The request's body, or ``default`` where there is none. Raises RequestError saying what is
+    wrong with it, and where."""
+    body = await request.body()
+    if not body and default is not None:
+        return default
     try:
-        return model.model_validate_json(await request.body())
+        return model.model_validate_json(body)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
         raise validation_error(
@@ -30,10 +36,11 @@ async def parse(model: type[SomeBody], request: Request) -> SomeBody:
         ) from error
 
 
-def json_body(model: type[Body]) -> dict[str, Any]:
+def json_body(model: type[Body], *, required: bool = True) -> dict[str, Any]:
     """``openapi_extra`` of a route that parses this body."""
     schema = model.model_json_schema(ref_template=SCHEMA_REFERENCE)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
 def lift_definitions(document: dict[str, Any], operation: dict[str, Any]) -> None:

@@ -44,6 +44,10 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.FileAccessDenied: 403,
     errors.IdempotencyConflict: 409,
     errors.SandboxPaused: 409,
+    errors.SandboxBusy: 409,
+    errors.SandboxReset: 409,
+    errors.SandboxRunning: 409,
+    errors.SnapshotNotFound: 404,
     errors.ImageInUse: 409,
     # Request errors that are not listed: the request was understood and cannot be done.
     errors.RequestError: 422,

@@ -153,8 +153,10 @@ class CreateBody(Body):
         }
     )
 
-    image: ImageName
-    """Name of an image of this node, without ``.sif``."""
+    image: ImageName | None = None
+    """Name of an image of this node, without ``.sif``; this or ``snapshot`` must be given."""
+    snapshot: Annotated[str, Field(pattern=r"^sn-[a-z2-7]+$", max_length=64)] | None = None
+    """A fork: begin from this snapshot, with its image."""
     run: Word = ""
     """Who owns it: a run can be listed and deleted as a whole."""
     name: Word = ""
@@ -178,9 +180,16 @@ class CreateBody(Body):
     wait_s: float = Field(default=0.0, ge=0, le=600)
     """How long to wait for room on a full node, instead of ``node-overloaded`` at once."""
 
+    @model_validator(mode="after")
+    def _one_origin(self) -> CreateBody:
+        if (self.image is None) == (self.snapshot is None):
+            raise ValueError("give either image or snapshot")
+        return self
+
     def to_spec(self, config: Config) -> SandboxSpec:
         return SandboxSpec(
-            image=self.image,
+            image=self.image or "",
+            snapshot=self.snapshot,
             limits=self.limits.over(config.default_limits),
             run=self.run,
             name=self.name,
@@ -215,6 +224,8 @@ class SandboxAnswer(Answer):
     id: str = Field(examples=["sb-w5t3d6c2nq4mzk7xq3v4y2a5pe"])
     state: Literal["creating", "running", "paused", "failed", "deleting"]
     image: str
+    snapshot: str | None
+    """What it was forked from."""
     image_key: str
     """Names the very file that is mounted."""
     run: str

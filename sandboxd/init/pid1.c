@@ -195,11 +195,12 @@ static void drop_client(uint32_t index) {
     }
 }
 
-static void reap(void) {
+/* Reap what has ended; with `options` 0 wait until nothing is left but PID 1. False: some lives. */
+static bool reap(int options) {
     struct rusage usage;
     int status;
     pid_t pid;
-    while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0) {
+    while ((pid = wait4(-1, &status, options, &usage)) > 0) {
         for (uint32_t i = 0; i < execs_end; i++) {
             struct exec *exec = &execs[i];
             if (exec->state != RUNNING || exec->pid != pid)
@@ -225,6 +226,7 @@ static void reap(void) {
             break;
         }
     }
+    return pid < 0 && errno == ECHILD;
 }
 
 /* --- requests -------------------------------------------------------------------------------- */
@@ -362,6 +364,14 @@ static int take_root(struct inbox *in, struct failure *fail) {
     errno = EBADMSG;
     if (!is_set_up || in->fd_count != 1)
         return fail_at(fail, STEP_MESSAGE, 3);
+    /* All of this pid namespace but PID 1; a fork that is under way fails or is killed too. */
+    if (in->head.flags & ROOT_KILL)
+        kill(-1, SIGKILL);
+    if (in->head.flags & (ROOT_KILL | ROOT_IDLE) &&
+        !reap(in->head.flags & ROOT_KILL ? 0 : WNOHANG)) {
+        errno = EBUSY;
+        return fail_at(fail, STEP_ROOT_BUSY, 0);
+    }
     const uint8_t *cursor = in->payload;
     const char *hostname = wire_string(&cursor, in->payload + in->head.len);
     if (hostname && sys_sethostname(hostname))
@@ -470,7 +480,7 @@ _Noreturn void pid1_main(int control_fd) {
                 struct signalfd_siginfo info[8];
                 while (read(signal_fd, info, sizeof info) > 0)
                     ;
-                reap();
+                reap(WNOHANG);
                 break;
             }
             case FROM_EVENTS:

@@ -183,6 +183,16 @@ class LauncherClient:
             if not answer.ok.get("more") or not page:
                 return rows
 
+    async def list_snapshots(self) -> list[dict[str, Any]]:
+        """Every snapshot the launcher has, page by page."""
+        rows: list[dict[str, Any]] = []
+        while True:
+            answer = await self.call("snapshots", after=rows[-1]["snapshot"] if rows else "")
+            page = answer.ok.get("snapshots") or []
+            rows += page
+            if not answer.ok.get("more") or not page:
+                return rows
+
     # --- the connection ----------------------------------------------------------------------
 
     async def _keep_connected(self, listener: Listener) -> None:

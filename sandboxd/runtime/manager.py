@@ -17,7 +17,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from sandboxd.config import Config
@@ -32,13 +32,14 @@ from sandboxd.errors import (
 )
 from sandboxd.images.mounts import ImageMounts
 from sandboxd.images.store import ImageStore
-from sandboxd.launcher.client import LauncherClient
+from sandboxd.launcher.client import Answer, LauncherClient
 from sandboxd.launcher.protocol import META_MAX, SandboxRow
 from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
 from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
+from sandboxd.runtime.snapshots import SnapshotTable, acquire
 from sandboxd.runtime.waiting import WaitingRoom
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Runtime:
         """Begin: connects in the background, and again whenever the launcher is lost."""
         self._loop = asyncio.get_running_loop()
         self.images = ImageMounts(self._store, self.launcher, idle_s=self.config.image_idle_s)
+        self.snapshots = SnapshotTable(self)
         self._keys = IdempotencyKeys()
         self._waiting = WaitingRoom(
             lambda: self.config.max_sandboxes - len(self._table),
@@ -193,6 +195,10 @@ class Runtime:
         wait_s: float,
     ) -> SandboxView:
         began_at = time.monotonic()
+        snapshot = None
+        if spec.snapshot is not None:
+            snapshot = self.snapshots.find(spec.snapshot)
+            spec = replace(spec, image=snapshot.image)
         await self._waiting.enter(wait_s)
         sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark)
         self._table[sandbox.id] = sandbox
@@ -201,8 +207,12 @@ class Runtime:
             sandbox.phases_ms["waiting"] = round((started_at - began_at) * 1000, 3)
         asked = False
         try:
-            image, sandbox.mount = await self.images.acquire(spec.image)
-            sandbox.set_image(image.key, image.config)
+            if snapshot is not None:
+                sandbox.mount = await acquire(self, snapshot)
+                sandbox.set_image(snapshot.image_key, snapshot.image_config)
+            else:
+                image, sandbox.mount = await self.images.acquire(spec.image)
+                sandbox.set_image(image.key, image.config)
             sandbox.phases_ms["image"] = _since(started_at)
             meta = sandbox.meta()
             _check_meta(meta)
@@ -211,16 +221,15 @@ class Runtime:
             answer = await self.launcher.call(
                 "create",
                 sandbox=sandbox.id,
-                images=[image.key],
+                images=[sandbox.image_key],
+                snapshot=spec.snapshot,
                 limits=asdict(spec.limits),
                 hostname=spec.hostname,
                 meta=meta,
             )
             sandbox.phases_ms["launcher"] = _since(asked_at)
             sandbox.phases_ms |= _phases(answer.ok)
-            sandbox.connect(
-                answer.take_fds(), str(answer.ok.get("oom_kill_path") or ""), self._control_closed
-            )
+            self.connect(sandbox, answer)
             if files:
                 put_at = time.monotonic()
                 for file in files:
@@ -241,6 +250,11 @@ class Runtime:
         sandbox.events.add("created", f"of image {spec.image}", image_key=sandbox.image_key)
         self.watch_expiry(sandbox)
         return sandbox.view()
+
+    def connect(self, sandbox: Sandbox, answer: Answer) -> None:
+        """Take over the fds of an answer that says how a sandbox is reached."""
+        path = str(answer.ok.get("oom_kill_path") or "")
+        sandbox.connect(answer.take_fds(), path, self._control_closed)
 
     # --- deleting ----------------------------------------------------------------------------
 
@@ -321,6 +335,7 @@ class Runtime:
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
         if self._ready:
             self.images.evict_idle()
+            self.spawn(self.snapshots.delete_expired())
             if self._abandoned:
                 self.spawn(self._delete_abandoned())
 
@@ -332,6 +347,7 @@ class Runtime:
         rows = {row.sandbox: row for row in await self.launcher.list_sandboxes()}
         images = await self.launcher.call("images")
         self.images.reset(images.ok.get("images") or [])
+        self.snapshots.adopt(await self.launcher.list_snapshots())
         for sandbox in list(self._table.values()):
             if sandbox.id in rows or sandbox.state is SandboxState.CREATING:
                 continue
@@ -364,11 +380,7 @@ class Runtime:
             if row.state == SandboxState.RUNNING:
                 try:
                     answer = await self.launcher.call("attach", sandbox=row.sandbox)
-                    sandbox.connect(
-                        answer.take_fds(),
-                        str(answer.ok.get("oom_kill_path") or ""),
-                        self._control_closed,
-                    )
+                    self.connect(sandbox, answer)
                 except NodeUnavailable:
                     raise
                 except SandboxdError as error:

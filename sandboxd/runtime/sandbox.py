@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sandboxd.errors import (
     NodeUnavailable,
+    SandboxBusy,
     SandboxdError,
     SandboxLost,
     SandboxNotFound,
@@ -92,6 +93,7 @@ class Sandbox:
     deletion: asyncio.Task[None] | None = None
     renewed_until: float | None = None
     """When its time is up, where that was set anew since it was made."""
+    resetting: bool = False
     last_used_at: float = field(default_factory=time.monotonic)
     events: EventLog = field(default_factory=EventLog)
     _control: Control | None = None
@@ -202,6 +204,7 @@ class Sandbox:
     ) -> None:
         """Take the control socket and the pipes of the images' servers (the fds are owned from here
         on): the sandbox can be used."""
+        self.resetting = False
         control_fd, *watched = fds
         self._images = ImageWatch(watched)
         self._control = Control(
@@ -236,6 +239,12 @@ class Sandbox:
         if self._images is not None:
             self._images.close()
 
+    def begin_reset(self, error: SandboxdError) -> None:
+        """All that is under way ends with ``error``; ``connect`` follows, or ``fail``."""
+        self.disconnect(error)
+        self._control = None
+        self.resetting = True
+
     def control(self) -> Control:
         """The way to PID 1, for one more request. Raises the sandbox's failure where there is
         none."""
@@ -244,6 +253,8 @@ class Sandbox:
             raise self.failure.with_traceback(None)
         if self.state is SandboxState.DELETING:
             raise SandboxNotFound(f"sandbox {self.id} is being deleted")
+        if self.resetting:
+            raise SandboxBusy(f"sandbox {self.id} is being reset")
         if self._control is None:
             raise NodeUnavailable(f"sandbox {self.id} is still being made", retry_after_s=1)
         return self._control

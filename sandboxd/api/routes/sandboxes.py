@@ -62,6 +62,7 @@ def _files(body: CreateBody) -> list[InlineFile]:
         errors.RequestError,
         errors.ImageNotFound,
         errors.ImageInvalid,
+        errors.SnapshotNotFound,
         errors.IdempotencyConflict,
         errors.NodeOverloaded,
         errors.NodeUnavailable,
