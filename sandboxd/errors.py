@@ -202,6 +202,13 @@ class ExecSetupFailed(WorkloadError):
     code = "exec-setup-failed"
 
 
+class FileStalled(WorkloadError):
+    """No byte of a file operation moved for long. Its process is the sandbox's root's to stop; an
+    image's server that hangs is killed sooner, and its sandboxes with it."""
+
+    code = "file-stalled"
+
+
 # --- the node's own --------------------------------------------------------------------------
 
 
