@@ -101,6 +101,18 @@ class UserNotFound(RequestError):
     code = "user-not-found"
 
 
+class ExecNotFound(RequestError):
+    """No streamed exec of this id, or it ended too long ago."""
+
+    code = "exec-not-found"
+
+
+class StreamPositionLost(RequestError):
+    """The frames from this seq on are not kept any more; ``detail``: ``first_seq last_seq``."""
+
+    code = "stream-position-lost"
+
+
 class CommandTooLong(RequestError):
     """Arguments and environment are larger than the kernel or the protocol takes (E2BIG)."""
 
