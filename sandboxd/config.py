@@ -64,6 +64,19 @@ class Config:
     default_output_bytes: int = 10 * 1024 * 1024
     """Kept per stream of an exec that names no cap."""
     max_output_bytes: int = 64 * 1024 * 1024
+    stream_heartbeat_s: float = 10.0
+    """A stream that is silent for so long says that it lives."""
+    stream_resume_s: float = 10.0
+    """How long a stream that was cut off can be resumed before its command is killed."""
+    stream_detached_s: float = 600.0
+    """How long the end of a detached command is kept for whoever comes back."""
+    stream_unsent_bytes: int = 1024 * 1024
+    """Of one stream that no client has taken yet; then the command waits."""
+    stream_replay_bytes: int = 8 * 1024 * 1024
+    """Of one stream, kept after it was sent. What the kernel buffers for a connection may be lost
+    with it, so it should be more than that."""
+    stream_total_bytes: int = 256 * 1024 * 1024
+    """Of all streams; above it each keeps little of what was sent."""
     max_body_bytes: int = 64 * 1024 * 1024
     """Of a JSON request; a file's content is streamed and not bounded by it."""
     max_file_bytes: int = 16 * 1024 * 1024 * 1024

@@ -130,6 +130,18 @@ class UserNotFound(RequestError):
     code = "user-not-found"
 
 
+class ExecNotFound(RequestError):
+    """No streamed exec of this id, or it ended too long ago."""
+
+    code = "exec-not-found"
+
+
+class StreamPositionLost(RequestError):
+    """The frames from this seq on are not kept any more; ``detail``: ``first_seq last_seq``."""
+
+    code = "stream-position-lost"
+
+
 class CommandTooLong(RequestError):
     """Arguments and environment are larger than the kernel or the protocol takes (E2BIG)."""
 
@@ -229,6 +241,13 @@ class ExecSetupFailed(WorkloadError):
     """A step between the fork and the exec failed for a reason that lies in the sandbox."""
 
     code = "exec-setup-failed"
+
+
+class FileStalled(WorkloadError):
+    """No byte of a file operation moved for long. Its process is the sandbox's root's to stop; an
+    image's server that hangs is killed sooner, and its sandboxes with it."""
+
+    code = "file-stalled"
 
 
 # --- the node's own --------------------------------------------------------------------------

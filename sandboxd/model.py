@@ -120,6 +120,13 @@ class Truncate(StrEnum):
     BOTH = "both"
 
 
+class TimeoutReason(StrEnum):
+    """Which time was up."""
+
+    WALL = "wall"
+    IDLE_OUTPUT = "idle-output"
+
+
 @dataclass(frozen=True, slots=True)
 class ExecRequest:
     """One command in a sandbox.
@@ -138,6 +145,14 @@ class ExecRequest:
     max_output_bytes: int = 10 * 1024 * 1024
     """Kept per stream; the rest is drained and counted."""
     truncate: Truncate = Truncate.BOTH
+    login: bool = False
+    """A login shell; only for a command that is a string."""
+    idle_output_timeout_s: float | None = None
+    """As ``timeout_s``, but from the last byte of output."""
+    merge_stderr: bool = False
+    """Both streams through one pipe, in the order in which they were written."""
+    detach: bool = False
+    """A client that goes does not end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +183,8 @@ class ExecResult:
     cpu_user_s: float
     cpu_system_s: float
     peak_memory_bytes: int
+    timeout_reason: TimeoutReason | None = None
+    """Which time was up; None unless ``timed_out``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ From the file format up; each layer knows only those above it in this list::
     compression, prefetch,
     tarstream                  bytes of a layer to entries, and entries to a tar stream
     merge                      layers to one tree, the tree to one stream
-    oci, rootfs,
-    singularity_d              where layers come from
+    oci, registry, archive,
+    rootfs, singularity_d      where layers come from
+    sources                    a reference to an image: one shape, a backend for each scheme
     squashfs                   a tar stream to a squashfs
     progress, convert          a source to a SIF
     cli                        the `sif-tools` command, one verb a file

@@ -4,19 +4,30 @@ The media type is not consulted: registries hold gzip layers labelled zstd and p
 gzip. Understood are gzip (any number of members), zstd (any number of frames, skippable ones
 included) and no compression. Memory stays bounded whatever the ratio.
 
-Not for deciding that a layer is whole: a zstd stream cut short ends early and silently here; the
-layer's diff_id and size tell.
+A stream that is cut short, damaged or followed by something else is always an error, though only
+as far as its own checksums reach; a layer's diff_id covers the rest.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 import zstandard
 
 from sif_tools.errors import BadLayer, UnsupportedCompression
+from sif_tools.zstd_frames import FrameWalker
+
+_inflate: ModuleType
+try:
+    # The same interface, three times the speed; inflating is half of what a conversion costs.
+    from isal import isal_zlib as _inflate
+except ImportError:  # no wheel for this machine
+    _inflate = zlib
+
+_INFLATE_ERRORS: Final[tuple[type[Exception], ...]] = (zlib.error, _inflate.error)
 
 CHUNK_BYTES: Final = 512 << 10
 _READ_BYTES: Final = 256 << 10
@@ -53,7 +64,7 @@ def _plain(start: bytes, read: Read) -> Iterator[bytes]:
 def _gunzip(start: bytes, read: Read) -> Iterator[bytes]:
     pending = start
     while True:
-        member = zlib.decompressobj(wbits=31)
+        member: Any = _inflate.decompressobj(wbits=31)
         try:
             while not member.eof:
                 pending = pending or read(_READ_BYTES)
@@ -64,7 +75,7 @@ def _gunzip(start: bytes, read: Read) -> Iterator[bytes]:
                 pending = member.unconsumed_tail
                 if plain:
                     yield plain
-        except zlib.error as error:
+        except _INFLATE_ERRORS as error:
             raise BadLayer(f"the gzip stream is broken: {error}") from error
         pending = member.unused_data or read(_READ_BYTES)
         if not pending.startswith(_GZIP[: len(pending)]):
@@ -83,23 +94,27 @@ def _check_padding(pending: bytes, read: Read) -> None:
 
 
 class _Resumed:
-    """A `read` with what the sniffing took put back in front."""
+    """A `read` with what the sniffing took put back in front; frames are followed on the way."""
 
     def __init__(self, start: bytes, read: Read) -> None:
         self._start = start
         self._read = read
+        self.frames = FrameWalker()
 
     def read(self, size: int = -1) -> bytes:
         if self._start:
-            start, self._start = self._start, b""
-            return start
-        return self._read(size if size > 0 else _READ_BYTES)
+            data, self._start = self._start, b""
+        else:
+            data = self._read(size if size > 0 else _READ_BYTES)
+        self.frames.feed(data)
+        return data
 
 
 def _unzstd(start: bytes, read: Read) -> Iterator[bytes]:
+    source = _Resumed(start, read)
     # The default window limit (128 MiB) stands: more would let a layer choose our memory.
     reader = zstandard.ZstdDecompressor().stream_reader(
-        _Resumed(start, read),  # type: ignore[arg-type]
+        source,  # type: ignore[arg-type]
         read_size=_READ_BYTES,
         read_across_frames=True,
     )
@@ -108,3 +123,6 @@ def _unzstd(start: bytes, read: Read) -> Iterator[bytes]:
             yield plain
     except zstandard.ZstdError as error:
         raise BadLayer(f"the zstd stream is broken: {error}") from error
+    # The library takes the end of its input for the end of the data.
+    if not source.frames.at_end:
+        raise BadLayer("the zstd stream ends too early")

@@ -9,52 +9,25 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from sif_tools.errors import BadSource, DestinationExists, WriteFailed
-from sif_tools.format import ARCH_CODES, UNKNOWN_ARCH, DataType, FsType, PartType, machine_arch
-from sif_tools.image_config import (
-    DEFAULT_IMAGE_CONFIG,
-    INSPECT_METADATA_NAME,
-    OCI_CONFIG_NAME,
-    ImageConfig,
-    dump_image_config,
-)
-from sif_tools.merge.merger import Layer, Merger
-from sif_tools.oci.image import resolve_image
-from sif_tools.oci.layer import OciLayer
-from sif_tools.oci.layout import OciLayout, split_reference
+from sif_tools.errors import DestinationExists, WriteFailed
+from sif_tools.format import DataType, FsType, PartType
+from sif_tools.image_config import INSPECT_METADATA_NAME, OCI_CONFIG_NAME, dump_image_config
+from sif_tools.merge.merger import Merger
 from sif_tools.progress import ProgressCallback, Stage, StageClock
-from sif_tools.rootfs import DirectoryLayer
 from sif_tools.singularity_d import SingularityLayer, environment_script, run_script
+from sif_tools.sources.open import open_source
+from sif_tools.sources.source import Source, SourceOptions
 from sif_tools.squashfs import SquashfsOptions, find_tool, squashfs_from_tar
 from sif_tools.tarstream.writer import TarWriter
 from sif_tools.writer import DataObject, FileContent, partition_object, write_sif
 
 SOURCE_DIGEST_LABEL: Final = "sif-tools.source.manifest-digest"
-
-
-class SizedLayer(Layer, Protocol):
-    """A layer that knows how many bytes a pass over it reads (after the first, at least)."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An image, resolved: what is needed to convert it. `manifest_digest` is None for a rootfs."""
-
-    kind: str
-    layers: Sequence[SizedLayer]
-    config: ImageConfig
-    architecture: str
-    manifest_digest: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +37,7 @@ class ConvertOptions:
     squashfs: SquashfsOptions = field(default_factory=SquashfsOptions)
     architecture: str | None = None
     force: bool = False
+    source: SourceOptions = field(default_factory=SourceOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +52,6 @@ class ConvertResult:
     seconds: dict[str, float]
 
 
-def open_source(reference: str, architecture: str | None = None) -> Source:
-    """Resolve `oci:DIR[:TAG]` or `rootfs:DIR`; BadSource for anything else."""
-    scheme, colon, rest = reference.partition(":")
-    wanted, _, variant = (architecture or machine_arch(platform.machine())).partition("/")
-    if wanted not in ARCH_CODES or wanted == UNKNOWN_ARCH:
-        known = ", ".join(name for name in ARCH_CODES if name != UNKNOWN_ARCH)
-        raise BadSource(f"architecture {wanted!r} is not known", hint=f"one of: {known}")
-    if colon and rest and scheme == "oci":
-        return _oci_source(rest, wanted, variant)
-    if colon and rest and scheme == "rootfs":
-        return Source("rootfs", [DirectoryLayer(Path(rest))], DEFAULT_IMAGE_CONFIG, wanted, None)
-    raise BadSource(
-        f"cannot read a source like {reference!r}", hint="give oci:DIR[:TAG] or rootfs:DIR"
-    )
-
-
-def _oci_source(reference: str, architecture: str, variant: str) -> Source:
-    directory, tag = split_reference(reference)
-    layout = OciLayout(directory)
-    image = resolve_image(layout, layout.images(tag), architecture, variant)
-    layers = [OciLayer(layout, layer, number) for number, layer in enumerate(image.layers, start=1)]
-    return Source("oci", layers, image.config, image.architecture, image.manifest_digest)
-
-
 def convert(
     reference: str,
     destination: str | Path,
@@ -113,20 +63,22 @@ def convert(
     path = Path(destination)
     clock = StageClock(progress)
     _check_before(path, options)
-    with clock.stage(Stage.RESOLVE, None):
-        source = open_source(reference, options.architecture)
-    labels = _labels(source)
-    merger = Merger()
-    with clock.stage(Stage.INDEX, _total(source)) as tell:
-        done = 0
-        for layer in source.layers:
-            merger.index(layer, _after(done, tell))
-            done += layer.size_bytes
-        has_config = source.manifest_digest is not None
-        merger.index(
-            SingularityLayer(merger.tree, source.config, labels, config_decides=has_config)
-        )
     with ExitStack() as stack:
+        with clock.stage(Stage.RESOLVE, None):
+            source = open_source(reference, options.architecture, options.source)
+            stack.enter_context(source)
+        labels = _labels(source)
+        merger = Merger(options.source.limits)
+        with clock.stage(Stage.INDEX, _total(source)) as tell:
+            done = 0
+            for layer in source.layers:
+                merger.index(layer, _after(done, tell))
+                done += layer.size_bytes
+            merger.index(
+                SingularityLayer(
+                    merger.tree, source.config, labels, config_decides=source.has_config
+                )
+            )
         written = _Written()
         with clock.stage(Stage.PACK, _total(source)) as tell:
             starts = _starts(source)

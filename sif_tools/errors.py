@@ -172,6 +172,12 @@ class UnsupportedCompression(ConvertError):
     code = "unsupported-compression"
 
 
+class TooLarge(ConvertError):
+    """The image is larger, or inflates further, than the limits allow."""
+
+    code = "image-too-large"
+
+
 class BadLayer(ConvertError):
     """The layer's tar stream or its compression is broken."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -140,6 +140,11 @@ class SingularityLayer:
                 self._content.append(
                     (Entry(path, Kind.SYMLINK, mode=0o777, link_target=target), b"")
                 )
+
+    @property
+    def content(self) -> Sequence[tuple[Entry, bytes]]:
+        """The entries in their order, each with its data."""
+        return self._content
 
     @contextmanager
     def open(self, which: Pass, progress: Progress | None = None) -> Iterator[EntryStream]:

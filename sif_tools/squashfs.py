@@ -11,14 +11,14 @@ import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final
 
 from sif_tools.errors import BadSquashfs, ConvertError, SquashfsToolFailed, ToolMissing
+from sif_tools.scratch import scratch_file
 from sif_tools.superblock import read_superblock
 from sif_tools.tarstream.writer import TarWriter
 
@@ -74,8 +74,8 @@ def squashfs_from_tar(
     happens; the tool is killed if `write` raises.
     """
     with ExitStack() as stack:
-        image = stack.enter_context(_temporary())
-        errors = stack.enter_context(_temporary())
+        image = stack.enter_context(scratch_file("the finished squashfs"))
+        errors = stack.enter_context(scratch_file("the finished squashfs"))
         with _running(image, errors, options) as process:
             inodes = _feed(process, write, errors)
         size = os.fstat(image.fileno()).st_size
@@ -86,16 +86,6 @@ def squashfs_from_tar(
         if found != inodes:
             raise SquashfsToolFailed(f"{TOOL} stored {found} of {inodes} inodes")
         yield image, size
-
-
-def _temporary() -> BinaryIO:
-    try:
-        return cast(BinaryIO, tempfile.TemporaryFile(prefix="sif-tools-"))
-    except OSError as error:
-        raise ConvertError(
-            f"no temporary file can be made: {error.strerror}",
-            hint="TMPDIR chooses where; it needs room for the finished squashfs",
-        ) from error
 
 
 @contextmanager

@@ -88,20 +88,13 @@ def write_sif(
     the bytes written so far. Raises BadObject or WriteFailed; nothing is left behind then.
     """
     target = Path(path)
-    placed, end = _place(objects)
-    head = _header(placed, end, launch_script) + _table(placed)
     try:
         with ExitStack() as undo:
             temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(8)}.tmp")
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             undo.callback(os.close, fd)
             undo.callback(_unlink, temporary)
-            _pwrite(fd, head[: sif_format.HEADER.size], 0)
-            _pwrite(fd, head[sif_format.HEADER.size :], sif_format.DESCRIPTOR_OFFSET)
-            for one in placed:
-                _write_content(fd, one, progress)
-            # An empty last object, or none at all, would leave the file short of its table.
-            os.ftruncate(fd, end)
+            end = write_sif_to(fd, objects, launch_script=launch_script, progress=progress)
             os.fchmod(fd, 0o444)
             os.fsync(fd)
             _publish(temporary, target, force=force)
@@ -112,8 +105,31 @@ def write_sif(
     return end
 
 
-def _place(objects: Sequence[DataObject]) -> tuple[list[_Placed], int]:
-    end = data_offset(len(objects))
+def write_sif_to(
+    fd: int,
+    objects: Sequence[DataObject],
+    *,
+    launch_script: bytes = sif_format.LAUNCH_SCRIPT,
+    least_descriptors: int = sif_format.DEFAULT_DESCRIPTORS,
+    progress: Progress | None = None,
+) -> int:
+    """Write a SIF into an empty open file, unpublished; returns its size in bytes.
+
+    A table of fewer descriptors makes a smaller file. Raises BadObject and OSError.
+    """
+    total = max(least_descriptors, len(objects))
+    placed, end = _place(objects, data_offset(total))
+    head = _header(placed, end, launch_script, total) + _table(placed)
+    _pwrite(fd, head[: sif_format.HEADER.size], 0)
+    _pwrite(fd, head[sif_format.HEADER.size :], sif_format.DESCRIPTOR_OFFSET)
+    for one in placed:
+        _write_content(fd, one, progress)
+    # An empty last object, or none at all, would leave the file short of its table.
+    os.ftruncate(fd, end)
+    return end
+
+
+def _place(objects: Sequence[DataObject], end: int) -> tuple[list[_Placed], int]:
     placed = []
     for item in objects:
         if len(item.name.encode()) >= _NAME_BYTES:
@@ -127,15 +143,15 @@ def _place(objects: Sequence[DataObject]) -> tuple[list[_Placed], int]:
     return placed, end
 
 
-def data_offset(objects: int) -> int:
-    """Where the data starts: right after the table of at least 48 descriptors."""
-    total = max(sif_format.DEFAULT_DESCRIPTORS, objects)
+def data_offset(total: int) -> int:
+    """Where the data starts: right after the table of `total` descriptors."""
     return sif_format.DESCRIPTOR_OFFSET + total * sif_format.DESCRIPTOR.size
 
 
-def _header(placed: Sequence[_Placed], end: int, launch_script: bytes) -> bytes:
-    total = max(sif_format.DEFAULT_DESCRIPTORS, len(placed))
-    offset = data_offset(len(placed))
+def _header(
+    placed: Sequence[_Placed], end: int, launch_script: bytes, total: int
+) -> bytes:
+    offset = data_offset(total)
     arch = sif_format.arch_code(sif_format.UNKNOWN_ARCH)
     for one in placed:
         if one.item.data_type == DataType.PARTITION:

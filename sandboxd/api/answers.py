@@ -78,6 +78,7 @@ def exec_answer(result: ExecResult, encoding: str) -> dict[str, Any]:
         "exit_code": result.exit_code,
         "signal": result.signal,
         "timed_out": result.timed_out,
+        "timeout_reason": result.timeout_reason,
         "oom_killed": result.oom_killed,
         "stdout": _text(result.stdout.data, encoding),
         "stderr": _text(result.stderr.data, encoding),

@@ -40,6 +40,8 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.HttpError: 400,
     errors.SandboxNotFound: 404,
     errors.ImageNotFound: 404,
+    errors.ExecNotFound: 404,
+    errors.StreamPositionLost: 410,
     errors.FileNotFound: 404,
     errors.FileAccessDenied: 403,
     errors.IdempotencyConflict: 409,

@@ -289,12 +289,23 @@ class ExecBody(Body):
     encoding: Literal["utf-8", "base64"] = "utf-8"
     """Of the output in the answer; in ``utf-8`` what is none is replaced by U+FFFD."""
 
+    login: bool = False
+    """Run a command that is a string by a login shell."""
+    idle_output_timeout_s: float | None = Field(default=None, gt=0)
+    """As ``timeout_s``, from the last byte of output."""
+    merge_stderr: bool = False
+    """Both streams as one, in the order in which they were written, as ``stdout``."""
+    detach: bool = False
+    """Whether it goes on without its client. A stream of it can be taken up later."""
+
     @model_validator(mode="after")
     def _one_stdin(self) -> ExecBody:
         if self.stdin is not None and self.stdin_base64 is not None:
             raise ValueError("stdin and stdin_base64 exclude each other")
         if self.command[0] == "":
             raise ValueError("the command's first word must not be empty")
+        if self.login and not isinstance(self.command, str):
+            raise ValueError("login is for a command that is a string")
         return self
 
     def stdin_bytes(self) -> bytes | None:
@@ -322,6 +333,10 @@ class ExecBody(Body):
                 else self.max_output_bytes
             ),
             truncate=Truncate(self.truncate),
+            login=self.login,
+            idle_output_timeout_s=self.idle_output_timeout_s,
+            merge_stderr=self.merge_stderr,
+            detach=self.detach,
         )
 
 
@@ -331,6 +346,8 @@ class ExecAnswer(Answer):
     126 not executable."""
     signal: int | None
     timed_out: bool
+    timeout_reason: Literal["wall", "idle-output"] | None
+    """Which time was up."""
     oom_killed: bool
     stdout: str
     stderr: str

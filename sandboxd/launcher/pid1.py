@@ -143,7 +143,7 @@ class Pid1:
         """Send M_SETUP; settle it with ``check``."""
         payload = wire.setup_payload(
             hostname=hostname,
-            sysctls=skeleton.SYSCTLS,
+            sysctls=(*skeleton.SYSCTLS, *skeleton.shm_sysctls(shm_mb)),
             masks=masked,
             readonly=skeleton.READONLY,
             cgroup_v1_count=len(cgroup_fds) - 1,

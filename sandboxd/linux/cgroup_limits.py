@@ -22,6 +22,11 @@ CPU_QUOTA_MIN_US: Final = 1000
 """The least the kernel takes as a quota (``min_cfs_quota_period`` in kernel/sched)."""
 
 
+SOCKETS_MIN_BYTES: Final = 4 << 20
+SOCKETS_PART: Final = 16
+"""On v1, what sockets may hold on top of a memory limit: this part, or SOCKETS_MIN_BYTES."""
+
+
 class Limits(ABC):
     """Sets and reads what one controller holds."""
 
@@ -68,6 +73,11 @@ class LimitsV1(Limits):
     version = 1
 
     def set_memory(self, path: Path, limit_bytes: int, swap_bytes: int = 0) -> None:
+        sockets = path / "memory.kmem.tcp.limit_in_bytes"
+        if sockets.exists():
+            # Buffers of TCP and UDP are counted apart from the rest, and without a limit: up to the
+            # net.ipv4.{tcp,udp}_mem of the whole host.
+            write(sockets, max(SOCKETS_MIN_BYTES, limit_bytes // SOCKETS_PART))
         memory, both = path / "memory.limit_in_bytes", path / "memory.memsw.limit_in_bytes"
         if not both.exists():  # swap is not accounted for (swapaccount=0): all there is to turn
             if swap_bytes == 0:

@@ -7,6 +7,7 @@ over by PID 1; one that cannot be masked refuses the sandbox.
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from sandboxd.model import Limits
@@ -19,6 +20,7 @@ MASKED: Final = (
     "proc/kcore",  # kernel memory
     "proc/keys",  # keyrings, also of other users
     "proc/latency_stats",
+    "proc/pressure",  # of the whole host; anyone may open a trigger, kernel memory nobody pays for
     "proc/sched_debug",  # every process of the host
     "proc/scsi",  # writable: removes disks
     "proc/timer_list",  # every timer of the host, with the process that set it
@@ -60,6 +62,10 @@ SYSCTLS: Final = (
     ("?fs/mqueue/queues_max", "64"),
     ("?fs/mqueue/msg_max", "64"),
     ("?fs/mqueue/msgsize_max", "16384"),
+    # System V message queues and semaphores (sysvipc(7)): like its shared memory (shm_sysctls) they
+    # outlive the processes, so what they hold is what no kill of a process can give back.
+    ("?kernel/msgmni", "1024"),
+    ("?kernel/sem", "500 65536 500 1024"),
     # As Docker: a program that is not root may listen on a low port and send a ping.
     ("?net/ipv4/ip_unprivileged_port_start", "0"),
     ("?net/ipv4/ping_group_range", "0 65535"),
@@ -70,6 +76,16 @@ HOSTNAME: Final = "sandbox"
 
 SHM_MB: Final = Limits().shm_mb
 """Of slots made ahead; a sandbox that wants another size is made for it."""
+
+
+def shm_sysctls(shm_mb: int) -> tuple[tuple[str, str], ...]:
+    """Hold System V shared memory to the size of /dev/shm: it is not in any file system."""
+    size_bytes = shm_mb * 1024 * 1024
+    return (
+        ("?kernel/shmall", str(size_bytes // os.sysconf("SC_PAGE_SIZE"))),
+        ("?kernel/shmmax", str(size_bytes)),
+    )
+
 
 PTY_MAX: Final = 64
 DEV_INODES: Final = 256

@@ -7,6 +7,8 @@ From the inside out; each file knows only those above it::
     failures    what a failed step in a sandbox means: the error to raise
     pipes       pipe ends in the event loop; what a command's children leave behind
     exec        one command: its clock, its output, its end
+    frames      a stream's output and its end, as numbered lines
+    stream      a command told while it runs, and kept for a client that was cut off
     files       whole files in and out as streams
     events      what became of one sandbox, the last of it
     sandbox     one sandbox's record, and how it is shown

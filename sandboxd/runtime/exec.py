@@ -13,6 +13,9 @@ within the grace, the rest is killed at once: it had its SIGTERM too.
 All of this runs in callbacks of the event loop; the only thing to await is ``Exec.done``. This is
 the hot path: a command that writes little and ends within ``ATTACH_DELAY_S`` costs one send, two
 receives, one read and one close a pipe, and the loop never polls its pipes.
+
+Where the output goes is the caller's: by default into captures that keep a bounded part; a stream
+gives sinks of its own, and pauses the reading of the pipes while its reader is behind.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from sandboxd.errors import OomKilled, SandboxDead, SandboxdError, SandboxLost
 from sandboxd.init import protocol
@@ -36,7 +39,7 @@ from sandboxd.init.protocol import (
     ProtocolError,
     Step,
 )
-from sandboxd.model import ExecRequest, ExecResult
+from sandboxd.model import ExecRequest, ExecResult, StreamResult, TimeoutReason
 from sandboxd.runtime.control import Control
 from sandboxd.runtime.failures import exec_failure
 from sandboxd.runtime.oom import OomCounter
@@ -52,6 +55,15 @@ then stands still for the rest of it, once."""
 GONE_WAIT_S: Final = 30.0
 """From SIGKILL to R_GONE at most: after that a process of the sandbox cannot be killed (it sleeps
 in a file system whose server is stopped), and the sandbox is given up."""
+
+
+class Sink(Protocol):
+    """Where one stream of a command's output goes."""
+
+    def feed(self, data: bytes) -> None: ...
+
+    def result(self) -> StreamResult:
+        """What the result says of the stream."""
 
 
 def _has_run(failure: Failure) -> bool:
@@ -80,15 +92,19 @@ class Exec:
         "_on_unkillable",
         "_oom",
         "_oom_before",
+        "_output_at",
+        "_paused",
         "_pipes",
         "_polled",
         "_request",
         "_started_at",
         "_stdin",
         "_timed_out",
+        "_timeout_reason",
         "_timer",
         "_user",
         "done",
+        "on_started",
     )
 
     def __init__(
@@ -101,6 +117,8 @@ class Exec:
         oom: OomCounter,
         leftovers: Leftovers,
         on_unkillable: Callable[[], None],
+        sinks: tuple[Sink, Sink] | None = None,
+        on_started: Callable[[int], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._control = control
@@ -110,12 +128,16 @@ class Exec:
         self._oom = oom
         self._leftovers = leftovers
         self._on_unkillable = on_unkillable
-        self._captures = (
+        self._captures: tuple[Sink, Sink] = sinks or (
             Capture(request.max_output_bytes, request.truncate),
             Capture(request.max_output_bytes, request.truncate),
         )
+        self.on_started = on_started
+        """Called with the command's pid in the sandbox, before any output is read."""
         self._pipes: list[int] = []
         self._polled: set[int] = set()
+        self._paused = False
+        self._output_at = 0.0
         self._delivered = False
         self._stdin: Feeder | None = None
         self._exited: Exited | None = None
@@ -123,6 +145,7 @@ class Exec:
         self._gone = False
         self._killed = False
         self._timed_out = False
+        self._timeout_reason: TimeoutReason | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.done: asyncio.Future[ExecResult] = self._loop.create_future()
 
@@ -130,11 +153,13 @@ class Exec:
         """Send the command (an ``exec_payload``). Raises like ``Control.send`` and ``register``."""
         if self._request.stdin is not None:
             flags |= ExecFlag.EXEC_STDIN
+        if self._request.merge_stderr:
+            flags |= ExecFlag.EXEC_MERGE_STDERR
         self._id = self._control.register(self)
         self._oom_before = self._oom.read()
         # Not the loop's time for what is told: uvloop's has a grain of a millisecond.
-        self._started_at = time.monotonic()
-        loop_now = self._loop.time()
+        self._started_at = time.perf_counter()
+        loop_now = self._output_at = self._loop.time()
         self._deadline = loop_now + self._request.timeout_s
         try:
             self._control.send(MsgType.M_EXEC, self._id, payload, flags=flags)
@@ -154,13 +179,24 @@ class Exec:
     def _tick(self) -> None:
         self._delivered = True
         self._poll_pipes()
-        if self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._time_up)
-        else:
-            self._time_up()
+        self._look_at_clock()
 
-    def _time_up(self) -> None:
+    def _look_at_clock(self) -> None:
+        idle_s = self._request.idle_output_timeout_s
+        # While the reading is paused, it is the reader who is silent.
+        silent_from = self._loop.time() if self._paused else self._output_at
+        silent_until = self._deadline if idle_s is None else silent_from + idle_s
+        due = min(self._deadline, silent_until)
+        if self._loop.time() < due:
+            self._timer = self._loop.call_at(due, self._look_at_clock)
+        else:
+            self._time_up(
+                TimeoutReason.WALL if self._deadline <= silent_until else TimeoutReason.IDLE_OUTPUT
+            )
+
+    def _time_up(self, reason: TimeoutReason) -> None:
         self._timed_out = True
+        self._timeout_reason = reason
         self._poll_pipes()
         if self._request.grace_s <= 0:
             self._kill()
@@ -190,14 +226,14 @@ class Exec:
 
     def reply(self, kind: int, payload: bytes, fds: list[int]) -> None:
         if kind == MsgType.R_STARTED:
-            self._started(fds)
+            self._started(payload, fds)
             return
         protocol.close_fds(fds)
         if kind == MsgType.R_EXIT:
             if self._exited is not None:
                 raise ProtocolError("a command that ended twice")
             self._exited = protocol.unpack_exited(payload)
-            self._exited_at = time.monotonic()
+            self._exited_at = time.perf_counter()
             if self._timed_out and not self._killed:
                 self._kill()
             self._end()
@@ -215,17 +251,20 @@ class Exec:
         else:
             raise ProtocolError(f"reply {kind} to a command")
 
-    def _started(self, fds: list[int]) -> None:
-        wanted = 3 if self._request.stdin is not None else 2
+    def _started(self, payload: bytes, fds: list[int]) -> None:
+        outputs = 1 if self._request.merge_stderr else 2
+        wanted = outputs + (1 if self._request.stdin is not None else 0)
         if self._pipes or len(fds) < wanted:
             protocol.close_fds(fds)
             raise ProtocolError(f"a command started with {len(fds)} pipes")
         protocol.close_fds(fds[wanted:])
-        self._pipes = fds[:2]
+        self._pipes = fds[:outputs]
         for fd in self._pipes:
             os.set_blocking(fd, False)
         if self._request.stdin is not None:
-            self._stdin = Feeder(fds[2], self._request.stdin)
+            self._stdin = Feeder(fds[outputs], self._request.stdin)
+        if self.on_started is not None:
+            self.on_started(protocol.unpack_started(payload))
         if self._delivered:
             self._poll_pipes()
 
@@ -236,13 +275,28 @@ class Exec:
 
     # --- output ------------------------------------------------------------------------------
 
+    def pause(self) -> None:
+        """Read no more until ``resume``: the command waits once its pipes are full."""
+        self._paused = True
+        for fd in list(self._polled):
+            self._stop_polling(fd)
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._output_at = self._loop.time()
+            if self._delivered:
+                self._poll_pipes()
+
     def _poll_pipes(self) -> None:
+        if self._paused:
+            return
         for fd, capture in zip(self._pipes, self._captures, strict=False):
             if fd >= 0 and fd not in self._polled:
                 self._polled.add(fd)
                 self._loop.add_reader(fd, self._readable, fd, capture)
 
-    def _readable(self, fd: int, capture: Capture) -> None:
+    def _readable(self, fd: int, capture: Sink) -> None:
         try:
             data = os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
@@ -250,6 +304,8 @@ class Exec:
         except OSError:
             data = b""
         if data:
+            if self._request.idle_output_timeout_s is not None:
+                self._output_at = self._loop.time()
             capture.feed(data)
         else:
             self._close_pipe(fd)
@@ -300,6 +356,7 @@ class Exec:
             exit_code=EXIT_TIMED_OUT if self._timed_out else code,
             signal=number or None,
             timed_out=self._timed_out,
+            timeout_reason=self._timeout_reason,
             oom_killed=oom_killed,
             stdout=stdout.result(),
             stderr=stderr.result(),

@@ -18,7 +18,7 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Final, Self
 
-from sandboxd.errors import FileError, ImageUnavailable, SandboxdError
+from sandboxd.errors import FileError, FileStalled, SandboxdError
 from sandboxd.init import protocol
 from sandboxd.init.protocol import Exited, FileFlag, FileOp, KillScope, MsgType, ProtocolError, Step
 from sandboxd.model import FileInfo
@@ -28,7 +28,8 @@ from sandboxd.runtime.failures import file_failure
 PIPE_BYTES: Final = 256 * 1024
 HEAD_BYTES: Final = 256 * 1024
 STALL_S: Final = 60.0
-"""Without a byte moving at the sandbox's side: its file system does not answer."""
+"""Without a byte moving at the sandbox's side. More than the launcher takes to find and kill an
+image's server that does not answer, which ends the sandbox."""
 DISCARD_S: Final = 5.0
 """What the child of a broken upload may take to remove its part of the file."""
 
@@ -106,7 +107,7 @@ class _FileOperation:
             raise self._stalled() from None
 
     def _stalled(self) -> SandboxdError:
-        return ImageUnavailable(f"{self._path!r}: the file system does not answer")
+        return FileStalled(f"{self._path!r}: the sandbox has not gone on with it for {STALL_S:g} s")
 
     def _close_fd(self) -> None:
         if self._fd >= 0:

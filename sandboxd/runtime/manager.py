@@ -40,6 +40,7 @@ from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
 from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
 from sandboxd.runtime.snapshots import SnapshotTable, acquire
+from sandboxd.runtime.stream import StreamLimits, Streams
 from sandboxd.runtime.waiting import WaitingRoom
 
 log = logging.getLogger(__name__)
@@ -54,9 +55,9 @@ HOUSEKEEPING_S: Final = 5.0
 ATTACH_AT_ONCE: Final = 32
 
 
-def new_id() -> str:
+def new_id(prefix: str = "sb") -> str:
     """``sb-`` and 128 random bits in base32: an id is no secret, but must not be guessed either."""
-    return "sb-" + base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+    return f"{prefix}-" + base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 
 
 class Runtime:
@@ -89,6 +90,7 @@ class Runtime:
             f"the node has its {self.config.max_sandboxes} sandboxes",
         )
         self._expiry = Expiry(self._due)
+        self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
         self.launcher.start(self)
 
@@ -102,6 +104,7 @@ class Runtime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.images.close()
         await self.launcher.close()
+        self.streams.close()
         error = NodeUnavailable("the daemon is stopping")
         for sandbox in self._table.values():
             sandbox.disconnect(error)
@@ -435,6 +438,16 @@ class Runtime:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, SandboxdError):
             log.error("background task failed", exc_info=error)
+
+
+def _stream_limits(config: Config) -> StreamLimits:
+    return StreamLimits(
+        unsent_bytes=config.stream_unsent_bytes,
+        replay_bytes=config.stream_replay_bytes,
+        total_bytes=config.stream_total_bytes,
+        resume_s=config.stream_resume_s,
+        detached_s=config.stream_detached_s,
+    )
 
 
 def _since(at: float) -> float:

@@ -34,7 +34,7 @@ from sandboxd.model import (
 )
 from sandboxd.runtime.control import Control
 from sandboxd.runtime.events import EventLog
-from sandboxd.runtime.exec import Exec
+from sandboxd.runtime.exec import Exec, Sink
 from sandboxd.runtime.image_watch import ImageWatch
 from sandboxd.runtime.oom import OomCounter
 from sandboxd.runtime.pipes import Leftovers
@@ -267,9 +267,15 @@ class Sandbox:
 
     # --- what is done in it ------------------------------------------------------------------
 
-    def start_exec(self, request: ExecRequest) -> Exec:
+    def start_exec(
+        self,
+        request: ExecRequest,
+        *,
+        sinks: tuple[Sink, Sink] | None = None,
+        on_started: Callable[[int], None] | None = None,
+    ) -> Exec:
         """Send a command off. Raises SandboxdError where that fails at once; all else is told by
-        ``Exec.done``."""
+        ``Exec.done``. ``sinks`` take its output where it is not to be kept for the result."""
         control = self.control_to_start()
         assert self._oom is not None
         assert self._leftovers is not None
@@ -283,6 +289,8 @@ class Sandbox:
         command = request.command
         if isinstance(command, str):
             flags |= ExecFlag.EXEC_SHELL
+            if request.login:
+                flags |= ExecFlag.EXEC_LOGIN
             command = (command,)
         env, env_count = self._env_packed
         if request.env:
@@ -303,6 +311,8 @@ class Sandbox:
             oom=self._oom,
             leftovers=self._leftovers,
             on_unkillable=self._unkillable,
+            sinks=sinks,
+            on_started=on_started,
         )
         running.start(payload, flags)
         running.done.add_done_callback(self._exec_ended)

@@ -11,17 +11,18 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import Final, Protocol
 
-from sif_tools.errors import BadEntry, ConvertError
+from sif_tools.errors import ConvertError
+from sif_tools.limits import DEFAULT_LIMITS, Limits
 from sif_tools.merge import names
 from sif_tools.merge.names import Marker
-from sif_tools.merge.tree import INODE_MASK, MAX_ENTRIES, MAX_LAYERS, Tree, inode_id
+from sif_tools.merge.tree import INODE_MASK, MAX_LAYERS, Tree, inode_id
 from sif_tools.tarstream.entry import Entry, EntryStream, Kind
 from sif_tools.tarstream.writer import TarWriter
 
 Progress = Callable[[int], None]
 
 # What a directory is that no layer describes.
-_IMPLICIT_DIRECTORY: Final = Entry(b"", Kind.DIRECTORY, mode=0o755)
+IMPLICIT_DIRECTORY: Final = Entry(b"", Kind.DIRECTORY, mode=0o755)
 
 
 class Pass(Enum):
@@ -55,9 +56,22 @@ class Merger:
     what is there (`tree`), as long as all are indexed before anything is emitted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.tree = Tree()
+        self._limits = limits
         self._layers: list[Layer] = []
+
+    @classmethod
+    def above(cls, tree: Tree, layers: Sequence[Layer], limits: Limits = DEFAULT_LIMITS) -> Merger:
+        """A merger that has `layers` behind it already, which made `tree`; takes the tree over."""
+        merger = cls(limits)
+        merger.tree, merger._layers = tree, list(layers)
+        return merger
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """All layers so far, bottom first."""
+        return self._layers
 
     def index(self, layer: Layer, progress: Progress | None = None) -> None:
         """First pass over one layer: apply its names to the tree."""
@@ -65,12 +79,13 @@ class Merger:
         if number >= MAX_LAYERS:
             raise ConvertError(f"more than {MAX_LAYERS} layers")
         self._layers.append(layer)
-        tree = self.tree
-        with _located(layer), layer.open(Pass.INDEX, progress) as stream:
+        tree, limits = self.tree, self._limits
+        content_bytes = 0
+        with located(layer), layer.open(Pass.INDEX, progress) as stream:
             for ordinal, entry in enumerate(stream):
-                if ordinal > MAX_ENTRIES:
-                    raise BadEntry(f"more than {MAX_ENTRIES} entries in a layer")
                 try:
+                    content_bytes += entry.size_bytes
+                    limits.check_content(ordinal, content_bytes)
                     path = names.normalise(entry.path)
                     what, about = names.marker(path) if layer.has_whiteouts else (Marker.NONE, path)
                     if what is Marker.NONE:
@@ -94,12 +109,12 @@ class Merger:
         """
         directories, leaves = self.tree.count()
         for path, node in self.tree.directories():
-            writer.add(path, node.entry or _IMPLICIT_DIRECTORY)
+            writer.add(path, node.entry or IMPLICIT_DIRECTORY)
         linked = self.tree.linked_paths()
         files = 0
         for number, layer in enumerate(self._layers):
             told = None if progress is None else _for_layer(progress, number)
-            with _located(layer), layer.open(Pass.EMIT, told) as stream:
+            with located(layer), layer.open(Pass.EMIT, told) as stream:
                 files += self._emit_layer(number, stream, writer, linked)
         links = 0
         for paths in linked.values():
@@ -159,7 +174,7 @@ def _for_layer(progress: Callable[[int, int], None], number: int) -> Progress:
 
 
 @contextmanager
-def _located(layer: Layer) -> Iterator[None]:
+def located(layer: Layer) -> Iterator[None]:
     try:
         yield
     except ConvertError as error:

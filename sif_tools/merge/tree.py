@@ -13,14 +13,13 @@ is pruned at most once a layer, and remembers it (`pruned_by`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Final
 
 from sif_tools.errors import BadEntry
 from sif_tools.tarstream.entry import Entry, Kind
 
 MAX_LAYERS: Final = (1 << 14) - 1
-MAX_ENTRIES: Final = (1 << 32) - 1
 _NAME_SHIFT: Final = 46
 INODE_MASK: Final = (1 << _NAME_SHIFT) - 1
 
@@ -147,6 +146,27 @@ class Tree:
             node.children = kept
             node.pruned_by = layer
 
+    def copy(self) -> Tree:
+        """The same tree, to apply more layers to; entries are shared, as nothing changes them."""
+        made = Tree()
+        made.linked = set(self.linked)
+        todo = [(self.root, made.root)]
+        while todo:
+            source, target = todo.pop()
+            target.entry, target.layer = source.entry, source.layer
+            target.pruned_by = source.pruned_by
+            children = target.children = dict(source.children)
+            for name, child in children.items():
+                if isinstance(child, Directory):
+                    copied = children[name] = Directory(child.layer)
+                    todo.append((child, copied))
+        made.forget_cache()
+        return made
+
+    def forget_cache(self) -> None:
+        """After the tree was changed from outside."""
+        self._cached_path, self._cached_node = None, self.root
+
     # ── asking ──────────────────────────────────────────────────────────────────────────────────
 
     def find(self, path: bytes) -> Directory | int | None:
@@ -181,9 +201,10 @@ class Tree:
             below.sort(key=lambda item: item[0], reverse=True)
             todo += below
 
-    def linked_paths(self) -> dict[int, list[bytes]]:
-        """For each inode that a hard link was ever made to: the sorted paths it has in the end."""
-        found: dict[int, list[bytes]] = {one: [] for one in self.linked}
+    def linked_paths(self, inodes: Set[int] | None = None) -> dict[int, list[bytes]]:
+        """For each inode that a hard link was ever made to (or each given one): the sorted paths
+        it has in the end."""
+        found: dict[int, list[bytes]] = {one: [] for one in sorted(inodes or self.linked)}
         if found:
             for path, node in self.directories():
                 prefix = path + b"/" if path else b""

@@ -40,10 +40,14 @@ class BlobStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerBlob:
-    """A layer as stored, and the digest of the tar inside it."""
+    """A layer as stored, and the digest of the tar inside it.
+
+    Without `blob_is_named` the blob's digest is only a name for it, which the bytes need not have.
+    """
 
     blob: BlobDescriptor
     diff_id: str
+    blob_is_named: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +97,43 @@ def _image(store: BlobStore, manifest: BlobDescriptor, architecture: str) -> Ima
     node = _json_object(store, manifest)
     config_blob = parse_descriptor(node.get("config"))
     layers = parse_descriptors(node.get("layers"), "layers")
-    config = _json_object(store, config_blob)
-    if config.get("os", "linux") != "linux" or config.get("architecture") != architecture:
-        raise NoMatchingPlatform(
-            f"the image is made for {config.get('os')}/{config.get('architecture')}, "
-            f"not for linux/{architecture}",
-            hint="choose its architecture with --arch",
-        )
-    rootfs = config.get("rootfs")
-    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    if not isinstance(diff_ids, list) or not all(is_digest(one) for one in diff_ids):
-        raise BadLayout(f"config {config_blob.digest} has no list of diff_ids")
-    if len(diff_ids) != len(layers):
-        raise BadLayout(f"{len(layers)} layers with {len(diff_ids)} diff_ids")
-    try:
-        inner = parse_image_config(config.get("config"))
-    except BadImageConfig as error:
-        raise BadLayout(f"config {config_blob.digest}: {error.message}") from error
+    config = parse_config(_json_object(store, config_blob), config_blob.digest, architecture)
+    if len(config.diff_ids) != len(layers):
+        raise BadLayout(f"{len(layers)} layers with {len(config.diff_ids)} diff_ids")
     return Image(
         manifest_digest=manifest.digest,
         architecture=architecture,
-        config=inner,
+        config=config.inner,
         layers=tuple(
-            LayerBlob(blob, diff_id) for blob, diff_id in zip(layers, diff_ids, strict=True)
+            LayerBlob(blob, diff_id) for blob, diff_id in zip(layers, config.diff_ids, strict=True)
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What is needed of an image's config: how to run it, and the digests of its layers' tars."""
+
+    inner: ImageConfig
+    diff_ids: tuple[str, ...]
+
+
+def parse_config(node: dict[str, Any], name: str, architecture: str) -> Config:
+    """The config object of an image; NoMatchingPlatform for one of another architecture."""
+    if node.get("os", "linux") != "linux" or node.get("architecture") != architecture:
+        raise NoMatchingPlatform(
+            f"the image is made for {node.get('os')}/{node.get('architecture')}, "
+            f"not for linux/{architecture}",
+            hint="choose its architecture with --arch",
+        )
+    rootfs = node.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    if not isinstance(diff_ids, list) or not all(is_digest(one) for one in diff_ids):
+        raise BadLayout(f"config {name} has no list of diff_ids")
+    try:
+        return Config(parse_image_config(node.get("config")), tuple(diff_ids))
+    except BadImageConfig as error:
+        raise BadLayout(f"config {name}: {error.message}") from error
 
 
 def read_json(data: bytes, what: str) -> dict[str, Any]:

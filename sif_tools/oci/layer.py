@@ -2,7 +2,8 @@
 
 Each pass reads the blob once. The first proves the tar inside (its diff_id), the second the blob
 itself (digest and size): together both, at the cost of one hash a pass, and what the second
-delivers is what the first has indexed, as both digests come from one verified manifest.
+delivers is what the first has indexed, as both digests come from one verified manifest. Where no
+manifest names the blob, both passes prove the tar.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 from sif_tools.compression import decompressed
 from sif_tools.errors import BadLayer, ConvertError, DigestMismatch
+from sif_tools.limits import DEFAULT_LIMITS, Limits
 from sif_tools.merge.merger import Pass, Progress
 from sif_tools.oci.image import BlobStore, LayerBlob, new_hash
 from sif_tools.prefetch import Prefetch
@@ -25,9 +27,12 @@ class OciLayer:
 
     has_whiteouts = True
 
-    def __init__(self, store: BlobStore, layer: LayerBlob, number: int) -> None:
+    def __init__(
+        self, store: BlobStore, layer: LayerBlob, number: int, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         self._store = store
         self._layer = layer
+        self._limits = limits
         self.name = f"layer {number} ({layer.blob.digest[:19]}…)"
 
     @property
@@ -39,10 +44,11 @@ class OciLayer:
         """One pass; ends with the pass's digest compared. See the module's docstring."""
         blob = self._layer.blob
         with self._store.open(blob) as file:
-            source = _BlobReader(file, blob.digest if which is Pass.EMIT else None, progress)
-            digest = _StreamDigest(self._layer.diff_id if which is Pass.INDEX else None)
+            proves_blob = which is Pass.EMIT and self._layer.blob_is_named
+            source = _BlobReader(file, blob.digest if proves_blob else None, progress)
+            digest = _StreamDigest(None if proves_blob else self._layer.diff_id)
             try:
-                with Prefetch(decompressed(source.read)) as chunks:
+                with Prefetch(self._bounded(decompressed(source.read), source)) as chunks:
                     reader = TarReader(digest.over(chunks))
                     yield reader
                     reader.drain()
@@ -58,7 +64,16 @@ class OciLayer:
             source.check()
             digest.check()
 
+    def _bounded(self, chunks: Iterator[bytes], source: _BlobReader) -> Iterator[bytes]:
+        inflated_bytes = 0
+        for chunk in chunks:
+            inflated_bytes += len(chunk)
+            self._limits.check_inflated(inflated_bytes, source.read_bytes)
+            yield chunk
+
     def _check_blob(self) -> None:
+        if not self._layer.blob_is_named:
+            return
         with self._store.open(self._layer.blob) as file:
             source = _BlobReader(file, self._layer.blob.digest, None)
             source.drain()

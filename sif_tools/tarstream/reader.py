@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 from sif_tools.errors import BadEntry, BadLayer
 from sif_tools.tarstream import sparse
-from sif_tools.tarstream.chunks import ChunkCursor
+from sif_tools.tarstream.chunks import ChunkCursor, Cursor
 from sif_tools.tarstream.entry import (
     NO_XATTRS,
     XATTR_KINDS,
@@ -78,8 +78,8 @@ class _Extended:
 class TarReader:
     """One pass over the entries of a tar; implements `EntryStream`."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._cursor = ChunkCursor(chunks)
+    def __init__(self, chunks: Iterator[bytes] | Cursor) -> None:
+        self._cursor: Cursor = ChunkCursor(chunks) if isinstance(chunks, Iterator) else chunks
         self._global_pax: _Pax = {}
         self._stored_bytes = 0
         self._padding = 0
@@ -95,6 +95,11 @@ class TarReader:
             if self._cursor.skip(self._stored_bytes + self._padding):
                 raise BadLayer("the tar stream ends inside this entry", entry=entry.path)
             self._stored_bytes = self._padding = 0
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the current entry is stored in another form than the one it has."""
+        return self._segments is not None
 
     def data(self) -> Iterable[Piece]:
         """The content of the current entry, holes as zeros; BadLayer where the stream ends."""

@@ -1,4 +1,4 @@
-"""Run one command in a sandbox and wait for it.
+"""Run one command in a sandbox and wait for it, or be told of it while it runs.
 
 The hot path of the API: no task, no copy and no validation between here and the control socket that
 is not needed.
@@ -7,24 +7,48 @@ is not needed.
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, exec_answer
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.disconnect import ClientWatch
 from sandboxd.api.exception_handlers import documented
+from sandboxd.api.ndjson import FrameResponse, wants_frames
 from sandboxd.api.schemas import ExecAnswer, ExecBody
+from sandboxd.api.schemas_stream import FRAMES
 from sandboxd.config import Config
 from sandboxd.errors import RequestError
 from sandboxd.model import ExecRequest
 from sandboxd.runtime.manager import Runtime
+from sandboxd.runtime.sandbox import Sandbox
+from sandboxd.runtime.stream import Reader
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["exec"])
 
+EXEC_ERRORS: Final = (
+    errors.RequestError,
+    errors.CwdNotFound,
+    errors.UserNotFound,
+    errors.CommandTooLong,
+    errors.SandboxNotFound,
+    errors.SandboxPaused,
+    errors.SandboxDead,
+    errors.SandboxLost,
+    errors.OomKilled,
+    errors.PidsExhausted,
+    errors.DiskFull,
+    errors.TooManyExecs,
+    errors.ExecSetupFailed,
+    errors.NodeError,
+    errors.NodeUnavailable,
+)
 
-def _request(body: ExecBody, config: Config) -> ExecRequest:
+
+def exec_request(body: ExecBody, config: Config) -> ExecRequest:
+    """What a body asks for. Raises RequestError for what this node does not allow."""
     try:
         request = body.to_request(config)
     except ValueError as error:
@@ -40,40 +64,80 @@ def _request(body: ExecBody, config: Config) -> ExecRequest:
     return request
 
 
+def _responses() -> dict[int | str, dict[str, Any]]:
+    answers = documented(*EXEC_ERRORS)
+    answers[200] = {"content": FRAMES}
+    return answers
+
+
 @router.post(
     "/{sandbox_id}/exec",
     response_model=ExecAnswer,
     openapi_extra=json_body(ExecBody),
-    responses=documented(
-        errors.RequestError,
-        errors.CwdNotFound,
-        errors.UserNotFound,
-        errors.CommandTooLong,
-        errors.SandboxNotFound,
-        errors.SandboxPaused,
-        errors.SandboxDead,
-        errors.SandboxLost,
-        errors.OomKilled,
-        errors.PidsExhausted,
-        errors.DiskFull,
-        errors.TooManyExecs,
-        errors.ExecSetupFailed,
-        errors.NodeError,
-        errors.NodeUnavailable,
-    ),
+    responses=_responses(),
 )
 async def exec_command(request: Request, sandbox_id: str) -> Response:
     """Run a command; answers when its main process has ended, or its time is up and its whole
-    process tree is killed. A client that goes away kills it too."""
+    process tree is killed. A client that goes away kills it too, unless it is detached.
+
+    With `Accept: application/x-ndjson` the answer is a stream of frames that begins at once and
+    ends with an `exit` or `error` frame; there `max_output_bytes` and `truncate` do not count. A
+    stream that was cut off can be taken up again from a seq
+    (`GET /v1/sandboxes/{sandbox_id}/execs/{exec_id}`)."""
     runtime: Runtime = request.app.state.runtime
     body = await parse(ExecBody, request)
     sandbox = runtime.find(sandbox_id)
-    running = sandbox.start_exec(_request(body, runtime.config))
-    with ClientWatch(request.receive, running.cancel):
+    asked = exec_request(body, runtime.config)
+    if wants_frames(request):
+        reader = stream_exec(runtime, sandbox, asked, body.encoding)
+        return FrameResponse(reader, heartbeat_s=runtime.config.stream_heartbeat_s)
+    running = sandbox.start_exec(asked)
+    with ClientWatch(request.receive, running.cancel if not asked.detach else lambda: None):
         try:
             # Shielded: the command's own end is what ends ``done``, also for a cancelled request.
             result = await asyncio.shield(running.done)
         except asyncio.CancelledError:
-            running.cancel()
+            if not asked.detach:
+                running.cancel()
             raise
     return JsonAnswer(exec_answer(result, body.encoding))
+
+
+def stream_exec(runtime: Runtime, sandbox: Sandbox, asked: ExecRequest, encoding: str) -> Reader:
+    """Send a command off whose output is told in frames; the reader is at their beginning."""
+    stream = runtime.streams.open(sandbox.id, encoding=encoding, detach=asked.detach)
+    try:
+        running = sandbox.start_exec(asked, sinks=stream.sinks, on_started=stream.started)
+    except BaseException:
+        runtime.streams.discard(stream)
+        raise
+    stream.begin(running, running.done)
+    return stream.attach(0)
+
+
+@router.get(
+    "/{sandbox_id}/execs/{exec_id}",
+    response_class=Response,
+    responses={
+        **documented(
+            errors.RequestError,
+            errors.ExecNotFound,
+            errors.SandboxNotFound,
+            errors.StreamPositionLost,
+            errors.NodeUnavailable,
+        ),
+        200: {"content": FRAMES},
+    },
+)
+async def resume_exec(
+    request: Request,
+    sandbox_id: str,
+    exec_id: str,
+    from_seq: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+) -> Response:
+    """Take a stream up again after its connection was cut, from the first seq that was not seen.
+    A client that is still there is let go."""
+    runtime: Runtime = request.app.state.runtime
+    runtime.find(sandbox_id)
+    reader = runtime.streams.find(sandbox_id, exec_id).attach(from_seq)
+    return FrameResponse(reader, heartbeat_s=runtime.config.stream_heartbeat_s)

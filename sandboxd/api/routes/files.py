@@ -43,7 +43,7 @@ _ERRORS = (
     errors.SandboxLost,
     errors.PidsExhausted,
     errors.TooManyExecs,
-    errors.ImageUnavailable,
+    errors.FileStalled,
     errors.NodeUnavailable,
 )
 
