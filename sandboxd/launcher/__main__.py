@@ -145,10 +145,15 @@ def _serve(
     server = Server(loop, listener, lambda: about)
     mounts = mounter.handlers(orders["mount_dir"])
     mount_worker = Worker(loop, "mounter", mounts)
+    prober = Worker(loop, "prober", mounts)
+    burial = Worker(loop, "undertaker", undertaker.handlers)
+    copier = Worker(loop, "copier", mounter.copier_handlers)
+    for worker in (mount_worker, prober, burial, copier):
+        worker.start()
     images = Images(
         loop,
         mounter=mount_worker,
-        prober=Worker(loop, "prober", mounts),
+        prober=prober,
         fuse_fd=host.fuse_fd,
         server_path=orders["squashfuse"],
         server_id=orders["fuse_id"],
@@ -162,7 +167,6 @@ def _serve(
         ready_min=orders["slots_min"],
         ready_max=orders["slots_max"],
     )
-    burial = Worker(loop, "undertaker", undertaker.handlers)
     layers = Layers(burial)
     sandboxes = Sandboxes(
         loop,
@@ -176,7 +180,7 @@ def _serve(
         loop,
         sandboxes=sandboxes,
         layers=layers,
-        copier=Worker(loop, "copier", mounter.copier_handlers),
+        copier=copier,
     )
 
     def start() -> Task[None]:

@@ -50,6 +50,11 @@ class Worker:
         self._sock: socket.socket | None = None
         self.pid = 0
 
+    def start(self) -> None:
+        """Fork it now and not at the first request, when the launcher is larger and busy."""
+        if self._sock is None:
+            self._start()
+
     def request(self, op: str, fds: tuple[int, ...] = (), **fields: Any) -> Promise[Reply]:
         """Send a request. OSError(errno, what) if it fails; EPIPE if the worker died under it."""
         promise: Promise[Reply] = Promise()
