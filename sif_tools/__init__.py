@@ -14,7 +14,9 @@ From the file format up; each layer knows only those above it in this list::
     rootfs, singularity_d      where layers come from
     sources                    a reference to an image: one shape, a backend for each scheme
     squashfs                   a tar stream to a squashfs
+    image_objects,
     progress, convert          a source to a SIF
+    store                      SIFs that are made once and share what they have in common
     cli                        the `sif-tools` command, one verb a file
 
 Never imports sandboxd. The names below are the public interface.

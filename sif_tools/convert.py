@@ -7,27 +7,24 @@ Not for deciding whether an image has to be converted at all, nor for keeping ma
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from sif_tools.errors import DestinationExists, WriteFailed
-from sif_tools.format import DataType, FsType, PartType
-from sif_tools.image_config import INSPECT_METADATA_NAME, OCI_CONFIG_NAME, dump_image_config
+from sif_tools.image_objects import SOURCE_DIGEST_LABEL, sif_objects, source_labels
 from sif_tools.merge.merger import Merger
 from sif_tools.progress import ProgressCallback, Stage, StageClock
-from sif_tools.singularity_d import SingularityLayer, environment_script, run_script
+from sif_tools.singularity_d import SingularityLayer
 from sif_tools.sources.open import open_source
 from sif_tools.sources.source import Source, SourceOptions
 from sif_tools.squashfs import SquashfsOptions, find_tool, squashfs_from_tar
 from sif_tools.tarstream.writer import TarWriter
-from sif_tools.writer import DataObject, FileContent, partition_object, write_sif
+from sif_tools.writer import FileContent, write_sif
 
-SOURCE_DIGEST_LABEL: Final = "sif-tools.source.manifest-digest"
+__all__ = ["SOURCE_DIGEST_LABEL", "ConvertOptions", "ConvertResult", "convert", "open_source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ def convert(
         with clock.stage(Stage.RESOLVE, None):
             source = open_source(reference, options.architecture, options.source)
             stack.enter_context(source)
-        labels = _labels(source)
+        labels = source_labels(source)
         merger = Merger(options.source.limits)
         with clock.stage(Stage.INDEX, _total(source)) as tell:
             done = 0
@@ -93,7 +90,7 @@ def convert(
             image, size = stack.enter_context(squashfs_from_tar(emit, options.squashfs))
         with clock.stage(Stage.PUBLISH, size) as tell:
             content = FileContent(image.fileno(), 0, size)
-            objects = _objects(source, labels, content)
+            objects = sif_objects(source, labels, content)
             total = write_sif(path, objects, force=options.force, progress=tell)
     return ConvertResult(
         path=path,
@@ -140,50 +137,3 @@ def _starts(source: Source) -> list[int]:
     for layer in source.layers:
         starts.append(starts[-1] + layer.size_bytes)
     return starts
-
-
-def _labels(source: Source) -> dict[str, str]:
-    labels = {
-        "org.label-schema.schema-version": "1.0",
-        "org.label-schema.build-arch": source.architecture,
-        "org.label-schema.usage.singularity.deffile.bootstrap": source.kind,
-    }
-    if source.manifest_digest is not None:
-        labels[SOURCE_DIGEST_LABEL] = source.manifest_digest
-        labels["org.label-schema.usage.singularity.deffile.from"] = source.manifest_digest
-    return source.config.labels | labels
-
-
-def _definition(source: Source) -> str:
-    """How one would say this to Apptainer; by digest, as names and paths are not the image's."""
-    origin = source.manifest_digest or "a directory"
-    return f"bootstrap: {source.kind}\nfrom: {origin}\n"
-
-
-def _objects(source: Source, labels: dict[str, str], squashfs: FileContent) -> list[DataObject]:
-    definition = _definition(source)
-    attributes = {
-        "deffile": definition,
-        "environment": {
-            "/.singularity.d/env/10-docker2singularity.sh": environment_script(source.config)
-        },
-        "labels": dict(sorted(labels.items())),
-        "runscript": run_script(source.config),
-    }
-    metadata = {"data": {"attributes": attributes}, "type": "container"}
-    return [
-        DataObject(DataType.DEFFILE, definition.encode(), name="deffile"),
-        DataObject(
-            DataType.JSON,
-            json.dumps(metadata, separators=(",", ":")).encode(),
-            name=INSPECT_METADATA_NAME,
-        ),
-        DataObject(DataType.JSON, dump_image_config(source.config), name=OCI_CONFIG_NAME),
-        partition_object(
-            squashfs,
-            fs_type=FsType.SQUASHFS,
-            part_type=PartType.PRIMARY_SYSTEM,
-            arch=source.architecture,
-            name="rootfs.squashfs",
-        ),
-    ]

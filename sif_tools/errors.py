@@ -148,6 +148,36 @@ class BadSource(ConvertError):
     code = "bad-source"
 
 
+class BadAuthFile(ConvertError):
+    """A file of registry credentials, or the helper it names, cannot be used."""
+
+    code = "bad-auth-file"
+
+
+class RegistryFailed(ConvertError):
+    """The registry cannot be reached, or does not answer as the specification says."""
+
+    code = "registry-failed"
+
+
+class RegistryDenied(ConvertError):
+    """The registry does not let us read this with the credentials we have, or without any."""
+
+    code = "registry-denied"
+
+
+class RegistryBusy(ConvertError):
+    """The registry asks for more patience than we have (429 or 503 with Retry-After)."""
+
+    code = "registry-busy"
+
+
+class ImageNotFound(ConvertError):
+    """The registry has no such image, or blob."""
+
+    code = "image-not-found"
+
+
 class BadLayout(ConvertError):
     """An OCI layout whose index, manifest or config is not what the specification says."""
 
@@ -200,6 +230,57 @@ class SquashfsToolFailed(ConvertError):
     """The squashfs writer ended with an error; its own words are in the message."""
 
     code = "squashfs-tool-failed"
+
+
+# ── a store ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class NotAStore(SifError):
+    """The directory is no store, or one of a version that is not known."""
+
+    code = "not-a-store"
+
+
+class NotInStore(SifError):
+    """The store has no image of that name."""
+
+    code = "not-in-store"
+
+
+class BadName(SifError):
+    """No image can be called that."""
+
+    code = "bad-image-name"
+
+
+class StoreUnreadable(SifError):
+    """The store's file system does not let us read, or does not answer."""
+
+    code = "store-unreadable"
+
+
+class StoreDamaged(SifError):
+    """A published file is not what its name or its record says."""
+
+    code = "store-damaged"
+
+
+class StoreWriteFailed(WriteFailed):
+    """The store cannot be written."""
+
+    code = "store-write-failed"
+
+
+class StoreFull(StoreWriteFailed):
+    """The store's file system, or a quota on it, is full."""
+
+    code = "store-full"
+
+
+class BadBatch(SifError):
+    """The list of a batch cannot be read, or its journal belongs to another one."""
+
+    code = "bad-batch"
 
 
 def printable(name: bytes) -> str:

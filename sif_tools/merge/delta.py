@@ -81,17 +81,14 @@ def compare(lower: Tree, upper: Tree, same: SameLeaf) -> Delta:
     delta = Delta(whiteouts=sorted(whiteouts))
     for path in sorted(wanted):
         node = upper.find(path)
-        if not isinstance(node, Directory):
-            raise AssertionError("found as a directory before")
+        assert isinstance(node, Directory)
         delta.directories.append((path, node.entry or IMPLICIT_DIRECTORY))
     for path in sorted(leaves):
         delta.leaves.setdefault(leaves[path], []).append(path)
     return delta
 
 
-def _add_all(
-    path: bytes, node: Directory, wanted: set[bytes], leaves: dict[bytes, int]
-) -> None:
+def _add_all(path: bytes, node: Directory, wanted: set[bytes], leaves: dict[bytes, int]) -> None:
     """A directory where below is none: all of it is new."""
     todo = [(path, node)]
     while todo:
@@ -104,9 +101,7 @@ def _add_all(
                 leaves[path + b"/" + name] = child & INODE_MASK
 
 
-def _add_broken_groups(
-    lower: Tree, upper: Tree, same: SameLeaf, leaves: dict[bytes, int]
-) -> None:
+def _add_broken_groups(lower: Tree, upper: Tree, same: SameLeaf, leaves: dict[bytes, int]) -> None:
     """Hard links whose set of names is not what it is below: all of them go into the layer, or a
     file would have another link count, and two names of it would be two files."""
     if not upper.linked and not lower.linked:
@@ -130,7 +125,8 @@ def _add_parents(path: bytes, wanted: set[bytes]) -> None:
 def _same_attributes(one: Entry | None, other: Entry | None) -> bool:
     one, other = one or IMPLICIT_DIRECTORY, other or IMPLICIT_DIRECTORY
     return one is other or (
-        (one.mode, one.uid, one.gid, one.mtime_s) == (other.mode, other.uid, other.gid, other.mtime_s)
+        (one.mode, one.uid, one.gid, one.mtime_s)
+        == (other.mode, other.uid, other.gid, other.mtime_s)
         and one.xattrs == other.xattrs
     )
 

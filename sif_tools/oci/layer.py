@@ -39,6 +39,11 @@ class OciLayer:
     def size_bytes(self) -> int:
         return self._layer.blob.size_bytes
 
+    @property
+    def diff_id(self) -> str:
+        """Names the layer's content, however it is compressed; verified by the first pass."""
+        return self._layer.diff_id
+
     @contextmanager
     def open(self, which: Pass, progress: Progress | None = None) -> Iterator[EntryStream]:
         """One pass; ends with the pass's digest compared. See the module's docstring."""
