@@ -34,8 +34,10 @@ from sandboxd.launcher.pid1 import Pid1, Zygote
 from sandboxd.rootfs import skeleton
 
 CGROUP_REMOVAL_S: Final = 10.0
-MAKING_AT_ONCE: Final = 4
+MAKING_AT_ONCE: Final = 2
 """Slots in the making for the pool: their moves between cgroups wait together, not in a row."""
+REFILL_PAUSE_S: Final = 0.01
+"""After a create: the making of the next slot shall not share the CPU with it."""
 DEMAND_WINDOW_S: Final = 10.0
 
 
@@ -129,7 +131,7 @@ class Slots:
         self._taken_at.append(time.monotonic())
         slot = self._ready.popleft() if self._ready else None
         # After whoever asked has what it waits for: the making of the next one is not on its way.
-        self._loop.call_later(0.0, self.refill)
+        self._loop.call_later(REFILL_PAUSE_S, self.refill)
         return slot
 
     def discard(self, slot: Slot) -> None:
