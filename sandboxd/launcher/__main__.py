@@ -26,6 +26,7 @@ from sandboxd.host.client import HostClient
 from sandboxd.launcher import mounter, protocol, undertaker
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.images import Images
+from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.pid1 import Zygote
 from sandboxd.launcher.sandboxes import Sandboxes
@@ -141,11 +142,11 @@ def _serve(
     }
     server = Server(loop, listener, lambda: about)
     mounts = mounter.handlers(orders["mount_dir"])
-    mount_worker = Worker(loop, "mounter", mounts)
+    mount_worker = Lanes(loop, "mounter", mounts)
     images = Images(
         loop,
         mounter=mount_worker,
-        prober=Worker(loop, "prober", mounts),
+        prober=Lanes(loop, "prober", mounts),
         fuse_fd=host.fuse_fd,
         server_path=orders["squashfuse"],
         server_id=orders["fuse_id"],

@@ -53,6 +53,18 @@ class Channel:
             promise.reject(error)
         return promise
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other end is gone, also where the loop has not been told yet."""
+        if self._sock is None:
+            return True
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Close our end. To PID 1 that is the order to exit."""
         if self._sock is not None:
@@ -123,6 +135,11 @@ class Zygote:
                 errno=wire.errno_symbol(number),
             )
         return pid, fds[0]
+
+    @property
+    def dead(self) -> bool:
+        """Whether the zygote has died; every PID 1 dies with it, after it (PR_SET_PDEATHSIG)."""
+        return self._channel.ended
 
     def close(self) -> None:
         self._channel.close()

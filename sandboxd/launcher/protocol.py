@@ -42,8 +42,9 @@ image's server is dead (``runtime/image_watch.py``).
 The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
 file operations go straight there; the launcher is only in the way of creating and deleting.
 
-Events: ``sandbox-died {sandbox reason}`` (reason: ``exited``, ``oom-killed``, ``image-lost``) and
-``image-died {key}``.
+Events: ``sandbox-died {sandbox reason}`` (reason: ``exited``, ``oom-killed``, ``image-lost``,
+``node-lost``) and ``image-died {key}``. A row of ``list`` has the same ``reason``, for whoever was
+not there to be told.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class SandboxRow:
     state: str
     images: tuple[str, ...]
     meta: dict[str, Any]
+    reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

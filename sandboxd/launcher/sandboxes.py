@@ -28,6 +28,7 @@ from sandboxd.errors import (
     SandboxSetupError,
 )
 from sandboxd.launcher.images import Images, MountedImage
+from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.protocol import SandboxRow
 from sandboxd.launcher.slots import Slot, Slots
@@ -60,7 +61,7 @@ class Sandboxes:
         *,
         slots: Slots,
         images: Images,
-        mounter: Worker,
+        mounter: Lanes,
         undertaker: Worker,
         on_death: Callable[[Sandbox], None],
     ) -> None:
@@ -89,6 +90,9 @@ class Sandboxes:
             phases = yield from self._build(
                 sandbox, Limits(**request["limits"]), request["hostname"]
             )
+            if sandbox.reason == "image-lost":
+                # It died while there was no PID 1 yet that could have been killed for it.
+                raise ImageUnavailable("the image's server died")
         except (OSError, TimeoutError, SandboxdError) as error:
             self._take_down(sandbox)
             if isinstance(error, SandboxdError):
@@ -115,9 +119,11 @@ class Sandboxes:
     def _build(self, sandbox: Sandbox, limits: Limits, hostname: str) -> Task[dict[str, float]]:
         clock = _Clock()
         # Asked for before anything is waited for: it is made while a slot is limited, or made.
+        lowers = [image.name for image in reversed(sandbox.images)]
         root = self._mounter.request(
             "root",
-            lowers=[image.name for image in reversed(sandbox.images)],
+            lanes=tuple(lowers),
+            lowers=lowers,
             size_bytes=limits.disk_mb * 1024 * 1024,
             inodes=limits.inodes,
         )
@@ -130,11 +136,12 @@ class Sandboxes:
             clock.lap("slot")
             slot.cgroups.limit(limits)
             clock.lap("limits")
+            reply = yield from self._loop.wait(root, ROOT_TIMEOUT_S, "mounting the root")
+            clock.lap("root")
         except BaseException:
+            # Also one that comes when nobody waits any more.
             root.watch(lambda: _close_fds(root))
             raise
-        reply = yield from self._loop.wait(root, ROOT_TIMEOUT_S, "mounting the root")
-        clock.lap("root")
         try:
             self._undertaker.request("hold", tuple(reply.fds), sandbox=sandbox.id)
             done = slot.pid1.take_root(
@@ -190,8 +197,9 @@ class Sandboxes:
         if told:
             self._on_death(sandbox)
 
-    @staticmethod
-    def _reason(sandbox: Sandbox) -> str:
+    def _reason(self, sandbox: Sandbox) -> str:
+        if self._slots.zygote_dead:
+            return "node-lost"  # no sandbox's doing, and all of them end with it
         with suppress(OSError):
             if sandbox.slot is not None and sandbox.slot.cgroups.oom_kills():
                 return "oom-killed"
@@ -219,6 +227,7 @@ class Sandboxes:
                 str(s.state),
                 tuple(image.key for image in s.images),
                 s.meta,
+                s.reason,
             )
             for s in sorted(self.by_id.values(), key=lambda s: s.id)
             if s.state is not SandboxState.CREATING

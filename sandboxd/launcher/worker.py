@@ -107,6 +107,8 @@ class Worker:
         assert self._sock is not None
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)  # it has closed its files, so it is at its very end
         self._sock, self.pid = None, 0
         pending, self._pending = self._pending, {}
         for promise in pending.values():

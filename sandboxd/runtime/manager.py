@@ -44,8 +44,9 @@ from sandboxd.runtime.waiting import WaitingRoom
 
 log = logging.getLogger(__name__)
 
-REASON_WAIT_S: Final = 0.2
-"""From the end of a control socket to the launcher's word on why, at most."""
+REASON_WAIT_S: Final = 5.0
+"""From the end of a control socket to the launcher's word on why, at most. It always comes, unless
+the launcher is gone too; late, when hundreds of sandboxes end at once."""
 
 DELETE_AGAIN_S: Final = 5.0
 EXPIRY_GRAIN_S: Final = 0.002
@@ -76,6 +77,8 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready = False
         self._adopted = False
+        self._losses = 0
+        """How often the launcher was lost; tells a successor from the one before."""
         self._node: dict[str, Any] = {}
 
     async def start(self) -> None:
@@ -336,12 +339,15 @@ class Runtime:
         images = await self.launcher.call("images")
         self.images.reset(images.ok.get("images") or [])
         for sandbox in list(self._table.values()):
-            if sandbox.id in rows or sandbox.state is SandboxState.CREATING:
+            if sandbox.state is SandboxState.CREATING:
                 continue
-            if sandbox.state is SandboxState.DELETING:
+            row = rows.get(sandbox.id)
+            if row is None and sandbox.state is SandboxState.DELETING:
                 self._forget(sandbox)
-            else:
-                sandbox.fail(SandboxLost("the launcher has lost the sandbox", reason="launcher"))
+            elif row is None:
+                sandbox.fail(_death("node-lost"))
+            elif row.state == SandboxState.FAILED:
+                sandbox.fail(_death(row.reason))  # while nobody was there to be told
         gate = asyncio.Semaphore(ATTACH_AT_ONCE)
         unknown = [row for key, row in rows.items() if key not in self._table]
         await asyncio.gather(*(self._adopt(row, gate) for row in unknown))
@@ -377,7 +383,7 @@ class Runtime:
                 except SandboxdError as error:
                     sandbox.fail(SandboxDead(f"the sandbox cannot be reached: {error.message}"))
             else:
-                sandbox.fail(SandboxDead("the sandbox's PID 1 is gone", reason=row.state))
+                sandbox.fail(_death(row.reason or row.state))
         sandbox.mount = self.images.hold(sandbox.image_key, sandbox.spec.image)
         self._table[sandbox.id] = sandbox
         sandbox.events.add("adopted", "by a daemon that has started anew")
@@ -389,6 +395,7 @@ class Runtime:
 
     def launcher_lost(self) -> None:
         self._ready = False
+        self._losses += 1
 
     def launcher_event(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
@@ -402,17 +409,16 @@ class Runtime:
                 sandbox.fail(_death(reason))
 
     def _control_closed(self, sandbox: Sandbox, reason: str) -> None:
-        if not self.launcher.connected:
-            sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
+        if not self._ready:
+            sandbox.fail(_death("node-lost"))
         else:
             # Why is the launcher's to say, and its word is on the way over another socket.
-            self._loop.call_later(REASON_WAIT_S, self._settle, sandbox, reason)
+            losses = self._losses
+            self._loop.call_later(REASON_WAIT_S, self._settle, sandbox, reason, losses)
 
-    def _settle(self, sandbox: Sandbox, reason: str) -> None:
-        if self.launcher.connected:
-            sandbox.fail(_death(reason))
-        else:
-            sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
+    def _settle(self, sandbox: Sandbox, reason: str, losses: int) -> None:
+        # A launcher that died may have a successor by now, which knows nothing of this sandbox.
+        sandbox.fail(_death(reason if losses == self._losses else "node-lost"))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -446,6 +452,8 @@ def _since(at: float) -> float:
 def _death(reason: str) -> SandboxdError:
     if reason == "image-lost":
         return SandboxLost("the image's file system server died", reason=reason)
+    if reason == "node-lost":
+        return SandboxLost("a part of the node died, and the sandbox with it", reason=reason)
     if reason == "oom-killed":
         return OomKilled("the sandbox ran out of memory and lost its PID 1", reason=reason)
     return SandboxDead("the sandbox's PID 1 is gone", reason=reason)
