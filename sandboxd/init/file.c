@@ -20,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LINKS_MAX 40 /* as the kernel's path resolution(7) */
+#define TEMPORARY_NAME 40
 
 static struct file_req request;
 
@@ -64,74 +64,6 @@ static int read_file(struct child *self, const char *path, int data_fd) {
     return 0;
 }
 
-/* Directory fd of path's parent; *base is the last component. Makes parents if asked. */
-static int open_parent(int root_fd, char *path, const char **base) {
-    char *slash = strrchr(path, '/');
-    *base = slash + 1;
-    errno = EISDIR;
-    if (!**base || !strcmp(*base, ".") || !strcmp(*base, ".."))
-        return -1;
-    *slash = 0;
-    const char *parent = *path ? path : "/";
-    int fd = sys_openat_root(root_fd, parent, O_PATH | O_DIRECTORY, 0);
-    if (fd >= 0 || errno != ENOENT || !(request.flags & FILE_PARENTS))
-        return fd;
-    for (char *at = path;; at++) {
-        if (at == path && *at == '/')
-            continue;
-        if (*at != '/' && *at != 0)
-            continue;
-        char saved = *at;
-        *at = 0;
-        fd = sys_openat_root(root_fd, path, O_PATH | O_DIRECTORY, 0);
-        if (fd < 0 && errno == ENOENT) {
-            char *cut = strrchr(path, '/');
-            *cut = 0;
-            int above = sys_openat_root(root_fd, *path ? path : "/", O_PATH | O_DIRECTORY, 0);
-            *cut = '/';
-            if (above < 0 || (mkdirat(above, cut + 1, 0755) && errno != EEXIST))
-                return -1;
-            close(above);
-            fd = sys_openat_root(root_fd, path, O_PATH | O_DIRECTORY, 0);
-        }
-        *at = saved;
-        if (fd < 0 || !saved)
-            return fd;
-        close(fd);
-    }
-}
-
-/* Follow path's symlinks by hand down to the directory and name that a rename can replace. */
-static int find_target(int root_fd, const char *path, char *buffer, const char **base) {
-    static char link[4096];
-    if (*path != '/' || strlen(path) >= 4096) {
-        errno = *path == '/' ? ENAMETOOLONG : EINVAL;
-        return -1;
-    }
-    strcpy(buffer, path);
-    for (int i = 0; i < LINKS_MAX; i++) {
-        char before[4096];
-        strcpy(before, buffer);
-        int parent = open_parent(root_fd, buffer, base);
-        if (parent < 0)
-            return -1;
-        ssize_t len = readlinkat(parent, *base, link, sizeof link - 1);
-        if (len < 0)
-            return errno == EINVAL || errno == ENOENT ? parent : -1;
-        close(parent);
-        link[len] = 0;
-        size_t keep = *link == '/' ? 0 : (size_t)(strrchr(before, '/') - before) + 1;
-        if (keep + (size_t)len >= sizeof before) {
-            errno = ENAMETOOLONG;
-            return -1;
-        }
-        memcpy(buffer, before, keep);
-        memcpy(buffer + keep, link, (size_t)len + 1);
-    }
-    errno = ELOOP;
-    return -1;
-}
-
 static int copy_in(int data_fd, int fd, struct failure *fail) {
     static char block[65536];
     uint64_t total = 0;
@@ -150,17 +82,44 @@ static int copy_in(int data_fd, int fd, struct failure *fail) {
             done += put;
         }
         total += (uint64_t)got;
+        errno = EFBIG;
+        if (total > request.length)
+            return fail_at(fail, STEP_FILE_LENGTH, 1);
     }
     errno = EPIPE;
     return total == request.length ? 0 : fail_at(fail, STEP_FILE_LENGTH, 0);
 }
 
+/* A file without a name as long as it is incomplete, where the file system has such: then nothing
+ * is left of it when this process is killed. `name` is set where it has one from the start. */
+static int open_temporary(int parent, char name[TEMPORARY_NAME], bool *named) {
+    uint64_t random;
+    if (getrandom(&random, sizeof random, 0) != sizeof random)
+        return -1;
+    text_number(stpcpy(name, ".sandboxd-"), random);
+    int fd = openat(parent, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    *named = fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT);
+    if (*named)
+        fd = openat(parent, name, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600);
+    return fd;
+}
+
+/* By way of PID 1's own /proc: whatever the sandbox has at that place now. */
+static int give_name(int proc_fd, int fd, int parent, const char *name) {
+    char path[32];
+    text_number(stpcpy(path, "self/fd/"), (unsigned long)fd);
+    return linkat(proc_fd, path, parent, name, AT_SYMLINK_FOLLOW);
+}
+
 static int write_file(struct child *self, const char *path, int data_fd) {
-    static char buffer[4096];
+    static char buffer[PATH_MAX];
     struct failure *fail = &self->record->failure;
     struct stat old;
     const char *base;
-    int parent = find_target(self->root_fd, path, buffer, &base);
+    char name[TEMPORARY_NAME];
+    bool named;
+    int parent =
+        path_find_target(self->root_fd, path, buffer, &base, (request.flags & FILE_PARENTS) != 0);
     if (parent < 0)
         return fail_at(fail, STEP_FILE_OPEN, 0);
     bool replaces = !fstatat(parent, base, &old, AT_SYMLINK_NOFOLLOW);
@@ -170,12 +129,7 @@ static int write_file(struct child *self, const char *path, int data_fd) {
     /* rename(2) asks the directory only: without this a user could replace what it may not write */
     if (replaces && faccessat(parent, base, W_OK, AT_EACCESS))
         return fail_at(fail, STEP_FILE_OPEN, 1);
-    uint64_t random;
-    char name[40] = ".sandboxd-";
-    if (getrandom(&random, sizeof random, 0) != sizeof random)
-        return fail_at(fail, STEP_FILE_OPEN, 2);
-    text_number(name + strlen(name), random);
-    int fd = openat(parent, name, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int fd = open_temporary(parent, name, &named);
     if (fd < 0)
         return fail_at(fail, STEP_FILE_OPEN, 3);
     mode_t mode = request.flags & FILE_MODE ? request.mode & 07777
@@ -187,9 +141,11 @@ static int write_file(struct child *self, const char *path, int data_fd) {
         r = fail_at(fail, STEP_FILE_WRITE, 1);
     if (!r && fchmod(fd, mode))
         r = fail_at(fail, STEP_FILE_WRITE, 2);
+    if (!r && !named && !(named = !give_name(self->proc_fd, fd, parent, name)))
+        r = fail_at(fail, STEP_FILE_RENAME, 1);
     if (!r && renameat(parent, name, parent, base))
         r = fail_at(fail, STEP_FILE_RENAME, 0);
-    if (r)
+    if (r && named)
         unlinkat(parent, name, 0);
     return r ? -1 : describe(fd, self->record);
 }
