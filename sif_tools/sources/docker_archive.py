@@ -36,7 +36,7 @@ def open_docker_archive(request: Request, resources: ExitStack) -> Source:
     item = _choose(files, tag)
     if "oci-layout" in files and tag is None:
         try:
-            source = layout_source("docker-archive", files, None, request, resources)
+            source = layout_source(files, None, request, resources)
         except (BadLayout, BadSource):
             pass
         else:
