@@ -2,8 +2,8 @@
 
 A lane is an image: what touches a stopped server blocks for as long as that is stopped, and a
 create of another image must neither wait for it nor be taken for one that hangs. A worker that has
-not answered after ``STALL_S`` is set aside with the request it is at, and a fresh one goes on with the
-others; what belongs to the same lane waits until the first is answered. So there is one process
+not answered after ``STALL_S`` is set aside with the request it is at, and a fresh one goes on with
+the others; what belongs to the same lane waits until the first is answered. So there is one process
 more for each server that hangs, and none as long as all is well.
 """
 

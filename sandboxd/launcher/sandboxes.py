@@ -12,6 +12,7 @@ Then it is answered; the rest (roots, cgroups) is taken down behind that.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -35,6 +36,9 @@ from sandboxd.launcher.slots import Slot, Slots
 from sandboxd.launcher.worker import Worker
 from sandboxd.model import Limits, SandboxState
 from sandboxd.rootfs import skeleton
+
+_SERVER_DIED: Final = {errno.ENOTCONN, errno.ECONNABORTED}
+"""What a mount above an image says whose server has died, before its death is noticed."""
 
 ROOT_TIMEOUT_S: Final = 10.0
 DEATH_TIMEOUT_S: Final = 60.0
@@ -94,10 +98,16 @@ class Sandboxes:
                 # It died while there was no PID 1 yet that could have been killed for it.
                 raise ImageUnavailable("the image's server died")
         except (OSError, TimeoutError, SandboxdError) as error:
-            self._take_down(sandbox)
+            # Its id is free again when this is answered: who asks may ask anew.
+            with suppress(TimeoutError):
+                yield from self._loop.wait(
+                    self._take_down(sandbox), DEATH_TIMEOUT_S, "the death of PID 1"
+                )
             if isinstance(error, SandboxdError):
                 raise
-            if sandbox.reason == "image-lost":
+            if sandbox.reason == "image-lost" or (
+                isinstance(error, OSError) and error.errno in _SERVER_DIED
+            ):
                 raise ImageUnavailable("the image's server died") from error
             if isinstance(error, TimeoutError):
                 for image in images:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from sandboxd.config import Config
 from sandboxd.errors import (
+    ImageUnavailable,
     NodeUnavailable,
     OomKilled,
     RequestError,
@@ -32,7 +33,7 @@ from sandboxd.errors import (
 )
 from sandboxd.images.mounts import ImageMounts
 from sandboxd.images.store import ImageStore
-from sandboxd.launcher.client import LauncherClient
+from sandboxd.launcher.client import Answer, LauncherClient
 from sandboxd.launcher.protocol import META_MAX, SandboxRow
 from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime.expiry import Expiry
@@ -48,6 +49,8 @@ REASON_WAIT_S: Final = 5.0
 """From the end of a control socket to the launcher's word on why, at most. It always comes, unless
 the launcher is gone too; late, when hundreds of sandboxes end at once."""
 
+IMAGE_AGAIN_S: Final = (0.02, 0.2)
+"""Pauses before an image whose server has just died is mounted again for a create."""
 DELETE_AGAIN_S: Final = 5.0
 EXPIRY_GRAIN_S: Final = 0.002
 """Two clocks and a timer that may fire early: what is closer than this is due."""
@@ -205,24 +208,8 @@ class Runtime:
         started_at = time.monotonic()
         if wait_s:
             sandbox.phases_ms["waiting"] = round((started_at - began_at) * 1000, 3)
-        asked = False
         try:
-            image, sandbox.mount = await self.images.acquire(spec.image)
-            sandbox.set_image(image.key, image.config)
-            sandbox.phases_ms["image"] = _since(started_at)
-            meta = sandbox.meta()
-            _check_meta(meta)
-            asked_at = time.monotonic()
-            asked = True
-            answer = await self.launcher.call(
-                "create",
-                sandbox=sandbox.id,
-                images=[image.key],
-                limits=asdict(spec.limits),
-                hostname=spec.hostname,
-                meta=meta,
-            )
-            sandbox.phases_ms["launcher"] = _since(asked_at)
+            answer = await self._launch(sandbox)
             sandbox.phases_ms |= _phases(answer.ok)
             sandbox.connect(
                 answer.take_fds(), str(answer.ok.get("oom_kill_path") or ""), self._control_closed
@@ -236,7 +223,7 @@ class Runtime:
             self._table.pop(sandbox.id, None)
             self._let_go(sandbox)
             self._waiting.wake()
-            if asked:
+            if "image" in sandbox.phases_ms:
                 # It may have been made all the same, and nobody would know of it.
                 self._abandoned.add(sandbox.id)
                 self.spawn(self._delete_abandoned())
@@ -247,6 +234,42 @@ class Runtime:
         sandbox.events.add("created", f"of image {spec.image}", image_key=sandbox.image_key)
         self.watch_expiry(sandbox)
         return sandbox.view()
+
+    async def _launch(self, sandbox: Sandbox) -> Answer:
+        """Have the image mounted and the sandbox made; the launcher's answer.
+
+        A server that died a moment ago, before anybody was told, is found out here, and by no fault
+        of whoever asks: then it is mounted anew.
+        """
+        pauses_s = iter(IMAGE_AGAIN_S)
+        while True:
+            started_at = time.monotonic()
+            image, sandbox.mount = await self.images.acquire(sandbox.spec.image)
+            sandbox.set_image(image.key, image.config)
+            meta = sandbox.meta()
+            _check_meta(meta)
+            asked_at = time.monotonic()
+            sandbox.phases_ms["image"] = round((asked_at - started_at) * 1000, 3)
+            try:
+                answer = await self.launcher.call(
+                    "create",
+                    sandbox=sandbox.id,
+                    images=[image.key],
+                    limits=asdict(sandbox.spec.limits),
+                    hostname=sandbox.spec.hostname,
+                    meta=meta,
+                )
+            except ImageUnavailable:
+                pause_s = next(pauses_s, None)
+                if pause_s is None:
+                    raise
+                self.images.forget(sandbox.mount)
+                self.images.release(sandbox.mount)
+                sandbox.mount = None
+                await asyncio.sleep(pause_s)
+            else:
+                sandbox.phases_ms["launcher"] = _since(asked_at)
+                return answer
 
     # --- deleting ----------------------------------------------------------------------------
 
