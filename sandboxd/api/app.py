@@ -44,6 +44,8 @@ def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
             await runtime.close()
 
     app = FastAPI(
+        # A path with a slash too many is no route; a redirect would be an answer of another shape.
+        redirect_slashes=False,
         title="sandboxd",
         version=__version__,
         description=DESCRIPTION,
