@@ -163,6 +163,7 @@ int zygote_main(int socket_fd, int userns_fd, int mntns_fd) {
     static struct inbox in;
     struct zygote_init init;
     struct failure fail = {0, 0, 0, 0};
+    prctl(PR_SET_NAME, "sandbox_init"); /* executed from a memfd, it has a number for a name */
     if (wire_receive(socket_fd, &in, 0) != 1 || in.head.type != Z_INIT || in.head.len < sizeof init)
         return 2;
     memcpy(&init, in.payload, sizeof init);
