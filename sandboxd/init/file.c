@@ -23,6 +23,7 @@
 #define TEMPORARY_NAME 40
 
 static struct file_req request;
+static char block[65536];
 
 static int describe(int fd, struct record *record) {
     struct stat st;
@@ -36,6 +37,26 @@ static int describe(int fd, struct record *record) {
     record->gid = st.st_gid;
     record->size = (uint64_t)st.st_size;
     record->mtime_ns = st.st_mtim.tv_sec * 1000000000LL + st.st_mtim.tv_nsec;
+    return 0;
+}
+
+/* What sendfile(2) refuses: most of /proc/PID cannot be spliced. */
+static int copy_out(int fd, int data_fd, off_t at, uint64_t left, struct failure *fail) {
+    while (left) {
+        ssize_t got = pread(fd, block, left < sizeof block ? (size_t)left : sizeof block, at);
+        if (got < 0)
+            return fail_at(fail, STEP_FILE_READ, 1);
+        if (got == 0)
+            return 0;
+        for (ssize_t done = 0; done < got;) {
+            ssize_t put = write(data_fd, block + done, (size_t)(got - done));
+            if (put < 0)
+                return fail_at(fail, STEP_DATA_PIPE, 2);
+            done += put;
+        }
+        at += got;
+        left -= (uint64_t)got;
+    }
     return 0;
 }
 
@@ -55,6 +76,8 @@ static int read_file(struct child *self, const char *path, int data_fd) {
         ssize_t sent = sendfile(data_fd, fd, &at, part);
         if (sent < 0 && errno == EINTR)
             continue;
+        if (sent < 0 && errno == EINVAL && left == request.length)
+            return copy_out(fd, data_fd, at, left, fail);
         if (sent < 0)
             return fail_at(fail, errno == EPIPE ? STEP_DATA_PIPE : STEP_FILE_READ, 0);
         if (sent == 0)
@@ -65,7 +88,6 @@ static int read_file(struct child *self, const char *path, int data_fd) {
 }
 
 static int copy_in(int data_fd, int fd, struct failure *fail) {
-    static char block[65536];
     uint64_t total = 0;
     for (;;) {
         ssize_t got = read(data_fd, block, sizeof block);
@@ -175,7 +197,9 @@ _Noreturn void file_child(struct child *self, struct inbox *in) {
         r = read_file(self, path, in->fds[0]);
     else if (request.op == FILE_WRITE)
         r = write_file(self, path, in->fds[0]);
-    else
+    else {
+        errno = EBADMSG;
         fail_at(fail, STEP_MESSAGE, 1);
+    }
     _exit(r ? 1 : 0);
 }

@@ -1,7 +1,7 @@
 """The parsers of the C init, built with ASan and UBSan, under mutated input.
 
-``SANDBOXD_TESTS_FUZZ_ITERATIONS`` (for each target; default 20,000) and ``SANDBOXD_TESTS_FUZZ_SEED``
-make it longer or other.
+``SANDBOXD_TESTS_FUZZ_ITERATIONS`` (for each target; default 60,000) and
+``SANDBOXD_TESTS_FUZZ_SEED`` make it longer or other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from sandboxd.init import build
 
-ITERATIONS = int(os.environ.get("SANDBOXD_TESTS_FUZZ_ITERATIONS", "20000"))
+ITERATIONS = int(os.environ.get("SANDBOXD_TESTS_FUZZ_ITERATIONS", "60000"))
 SEED = int(os.environ.get("SANDBOXD_TESTS_FUZZ_SEED", "1"))
 LINKED = ("wire.c", "command.c", "user.c", "path.c", "sys.c")
 
