@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sandboxd.host.client import HostClient
-from sandboxd.launcher import mounter, protocol, undertaker
+from sandboxd.launcher import mounter, protocol, spooler, undertaker
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.images import Images
 from sandboxd.launcher.lanes import Lanes
@@ -161,6 +161,7 @@ def _serve(
         ready_max=orders["slots_max"],
     )
     undertaking = Worker(loop, "undertaker", undertaker.handlers)
+    output_worker = Worker(loop, "spooler", body=spooler.main)
     sandboxes = Sandboxes(
         loop,
         slots=slots,
@@ -180,7 +181,8 @@ def _serve(
         )
         # One is made before the node says it serves: whatever cannot be set up here fails now.
         slots.add((yield from slots.make(skeleton.SHM_MB)))
-        server.start(sandboxes, images, slots, undertaking)
+        output_worker.start()
+        server.start(sandboxes, images, slots, undertaking, output_worker)
         loop.spawn(slots.keep_house())
         host.tell_ready()
 

@@ -39,6 +39,7 @@ from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
+from sandboxd.runtime.processes import ProcessTables
 from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
 from sandboxd.runtime.stream import StreamLimits, Streams
 from sandboxd.runtime.waiting import WaitingRoom
@@ -94,6 +95,7 @@ class Runtime:
             f"the node has its {self.config.max_sandboxes} sandboxes",
         )
         self._expiry = Expiry(self._due)
+        self.processes = ProcessTables(self.launcher, self.config, lambda: new_id("ps"))
         self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
         self.launcher.start(self)
@@ -109,6 +111,7 @@ class Runtime:
         await self.images.close()
         await self.launcher.close()
         self.streams.close()
+        self.processes.close()
         error = NodeUnavailable("the daemon is stopping")
         for sandbox in self._table.values():
             sandbox.disconnect(error)
@@ -316,6 +319,7 @@ class Runtime:
 
     def _let_go(self, sandbox: Sandbox) -> None:
         sandbox.disconnect(SandboxDead("the sandbox is gone", reason="deleted"))
+        self.processes.forget(sandbox.id)
         if sandbox.mount is not None:
             self.images.release(sandbox.mount)
             sandbox.mount = None
@@ -419,10 +423,13 @@ class Runtime:
     def launcher_lost(self) -> None:
         self._ready = False
         self._losses += 1
+        self.processes.launcher_lost()
 
     def launcher_event(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
-        if kind == "image-died":
+        if kind == "process-exited":
+            self.processes.told(event)
+        elif kind == "image-died":
             log.warning("the server of image %s died", event.get("key"))
             self.images.died(str(event.get("key")))
         elif kind == "sandbox-died":
