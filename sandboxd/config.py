@@ -77,6 +77,10 @@ class Config:
     with it, so it should be more than that."""
     stream_total_bytes: int = 256 * 1024 * 1024
     """Of all streams; above it each keeps little of what was sent."""
+    max_processes: int = 64
+    """Background processes of one sandbox, ended ones that were not removed included."""
+    process_spool_bytes: int = 8 * 1024 * 1024
+    """Kept of each stream of a background process: the newest. Memory of the node, as used."""
     max_body_bytes: int = 64 * 1024 * 1024
     """Of a JSON request; a file's content is streamed and not bounded by it."""
     max_file_bytes: int = 16 * 1024 * 1024 * 1024

@@ -136,6 +136,34 @@ class ExecNotFound(RequestError):
     code = "exec-not-found"
 
 
+class ProcessNotFound(RequestError):
+    code = "process-not-found"
+
+
+class ProcessExists(RequestError):
+    """The launcher has a process of this id already."""
+
+    code = "process-exists"
+
+
+class ProcessEnded(RequestError):
+    """It has ended: nothing can be sent to it any more."""
+
+    code = "process-ended"
+
+
+class StdinClosed(RequestError):
+    """The process reads no stdin: it was started without, or it is closed."""
+
+    code = "stdin-closed"
+
+
+class NotATerminal(RequestError):
+    """The process was started without a terminal, so it has no size."""
+
+    code = "not-a-terminal"
+
+
 class StreamPositionLost(RequestError):
     """The frames from this seq on are not kept any more; ``detail``: ``first_seq last_seq``."""
 
@@ -235,6 +263,18 @@ class TooManyExecs(WorkloadError):
     """More execs and file operations at once than one PID 1 keeps track of."""
 
     code = "too-many-execs"
+
+
+class TooManyProcesses(WorkloadError):
+    """The sandbox has as many background processes, ended ones included, as it may."""
+
+    code = "too-many-processes"
+
+
+class StdinBlocked(WorkloadError):
+    """The process does not read its stdin; ``detail["written_bytes"]`` were taken in time."""
+
+    code = "stdin-blocked"
 
 
 class ExecSetupFailed(WorkloadError):

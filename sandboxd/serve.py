@@ -2,8 +2,8 @@
 
 Order of a start, and why:
   1. as root: directories, the token (readable by the API's account alone), the listening socket;
-  2. hostd, unless another one already serves ``runtime_dir``; it is ended with us by a pipe that
-     closes when this process ends, however it ends;
+  2. the lock of ``runtime_dir``, then hostd, unless one that is a unit of its own serves there;
+     ours is ended with us by a pipe that closes when this process ends, however it ends;
   3. everything is imported that a request may need: the account may not be able to read Python's
      own files;
   4. the account's ids, for good; then the API serves.
@@ -30,6 +30,7 @@ import uvicorn
 from sandboxd.api.app import create_app
 from sandboxd.config import Config, ensure_token
 from sandboxd.errors import ConfigError, FeatureMissing, NodeUnavailable
+from sandboxd.host import node_lock
 from sandboxd.linux.process import raise_limit, set_dumpable, set_no_new_privs
 from sandboxd.runtime.manager import Runtime
 
@@ -94,7 +95,8 @@ def run(config: Config) -> int:
     _make_directories(config)
     token = ensure_token(_token_path(config), account.pw_uid, account.pw_gid)
     with closing(_listen(config)) as listener:
-        node = None if _node_answers(config) else _start_node(config)
+        lock = node_lock.claim(config.runtime_dir)
+        node = None if lock is None else _start_node(config, lock)
         try:
             _become(account)
             return _serve(config, token, listener, node)
@@ -129,21 +131,13 @@ def _listen(config: Config) -> socket.socket:
     return listener
 
 
-def _node_answers(config: Config) -> bool:
-    """Whether a node of its own unit serves already."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe, suppress(OSError):
-        probe.connect(config.launcher_socket)
-        return True
-    return False
-
-
 def cgroup_name(config: Config) -> str:
     """One name for each runtime directory: two daemons never touch each other's cgroups."""
     instance = hashlib.sha256(os.path.realpath(config.runtime_dir).encode()).hexdigest()[:8]
     return f"{config.cgroup_root}-{instance}"
 
 
-def _start_node(config: Config) -> _Node:
+def _start_node(config: Config, lock: int) -> _Node:
     lifeline_read, lifeline = os.pipe2(os.O_CLOEXEC)
     ready, ready_write = os.pipe2(os.O_CLOEXEC)
     command = [sys.executable, "-m", "sandboxd.host"]
@@ -152,11 +146,12 @@ def _start_node(config: Config) -> _Node:
     command += ["--max-sandboxes", str(config.max_sandboxes)]
     command += ["--slots-min", str(config.slots_min), "--slots-max", str(config.slots_max)]
     command += ["--lifeline-fd", str(lifeline_read), "--ready-fd", str(ready_write)]
+    command += ["--lock-fd", str(lock)]
     # A session of its own: a Ctrl-C in the terminal is for us, and we end it.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        pass_fds=(lifeline_read, ready_write),
+        pass_fds=(lifeline_read, ready_write, lock),
         start_new_session=True,
     )
     os.close(lifeline_read)
@@ -185,9 +180,19 @@ def _become(account: pwd.struct_passwd) -> None:
 class _Server(uvicorn.Server):
     """uvicorn, ended when hostd ends: only root could start that again."""
 
-    def __init__(self, config: uvicorn.Config, node: _Node | None) -> None:
+    def __init__(self, config: uvicorn.Config, runtime: Runtime, node: _Node | None) -> None:
         super().__init__(config)
+        self._runtime = runtime
         self._node = node
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Whoever waits for a command hears at once why it has no result; uvicorn would wait for
+        # its end, and after timeout_graceful_shutdown cut it off without a word.
+        error = NodeUnavailable("the daemon is stopping")
+        with suppress(NodeUnavailable):
+            for sandbox in self._runtime.sandboxes():
+                sandbox.disconnect(error)
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         if self._node is not None and counter % 10 == 0 and self._node.process.poll() is not None:
@@ -200,7 +205,8 @@ def _serve(config: Config, token: str, listener: socket.socket, node: _Node | No
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    app = create_app(config, Runtime(config), token=token)
+    runtime = Runtime(config)
+    app = create_app(config, runtime, token=token)
     server = _Server(
         uvicorn.Config(
             app,
@@ -214,6 +220,7 @@ def _serve(config: Config, token: str, listener: socket.socket, node: _Node | No
             server_header=False,
             timeout_graceful_shutdown=10,
         ),
+        runtime,
         node,
     )
     # uvicorn raises the signal again once it has ended; here ending is what was asked for.

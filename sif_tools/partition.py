@@ -49,14 +49,19 @@ def mountable_partition(sif: Sif, source: FdOrPath, machine: str | None = None) 
     `machine` is what `uname -m` prints (default: this host's). Raises NoPrimaryPartition,
     UnsupportedPartition, BadSquashfs, WrongArchitecture or Unreadable.
     """
+    partition = squashfs_partition(sif, source)
+    _check_arch(partition.arch, platform.machine() if machine is None else machine)
+    return partition
+
+
+def squashfs_partition(sif: Sif, source: FdOrPath) -> Partition:
+    """The same for reading it here, whatever machine it is made for."""
     primary = primary_partition(sif)
     if primary.fs_type != FsType.SQUASHFS:
         raise UnsupportedPartition(
             f"primary partition is {_fs_type_name(primary.fs_type)}, only squashfs can be mounted"
         )
-    partition = _check_squashfs(primary, source)
-    _check_arch(primary.arch, platform.machine() if machine is None else machine)
-    return partition
+    return _check_squashfs(primary, source)
 
 
 def _check_arch(arch: str, machine: str) -> None:

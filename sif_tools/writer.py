@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from sif_tools import format as sif_format
+from sif_tools.copying import copy_range, pwrite
 from sif_tools.errors import BadObject, DestinationExists, WriteFailed
 from sif_tools.format import DataType, FsType, PartType
 
@@ -120,8 +121,8 @@ def write_sif_to(
     total = max(least_descriptors, len(objects))
     placed, end = _place(objects, data_offset(total))
     head = _header(placed, end, launch_script, total) + _table(placed)
-    _pwrite(fd, head[: sif_format.HEADER.size], 0)
-    _pwrite(fd, head[sif_format.HEADER.size :], sif_format.DESCRIPTOR_OFFSET)
+    pwrite(fd, head[: sif_format.HEADER.size], 0)
+    pwrite(fd, head[sif_format.HEADER.size :], sif_format.DESCRIPTOR_OFFSET)
     for one in placed:
         _write_content(fd, one, progress)
     # An empty last object, or none at all, would leave the file short of its table.
@@ -148,9 +149,7 @@ def data_offset(total: int) -> int:
     return sif_format.DESCRIPTOR_OFFSET + total * sif_format.DESCRIPTOR.size
 
 
-def _header(
-    placed: Sequence[_Placed], end: int, launch_script: bytes, total: int
-) -> bytes:
+def _header(placed: Sequence[_Placed], end: int, launch_script: bytes, total: int) -> bytes:
     offset = data_offset(total)
     arch = sif_format.arch_code(sif_format.UNKNOWN_ARCH)
     for one in placed:
@@ -206,38 +205,18 @@ def _table(placed: Sequence[_Placed]) -> bytes:
 def _write_content(fd: int, one: _Placed, progress: Progress | None) -> None:
     content = one.item.content
     if isinstance(content, bytes):
-        _pwrite(fd, content, one.offset_bytes)
+        pwrite(fd, content, one.offset_bytes)
         return
     done = 0
     while done < content.size_bytes:
         step = min(_COPY_STEP_BYTES, content.size_bytes - done)
         source_offset, target_offset = content.offset_bytes + done, one.offset_bytes + done
-        count = _copy_range(content.fd, fd, step, source_offset, target_offset)
+        count = copy_range(content.fd, fd, step, source_offset, target_offset)
         if count == 0:
             raise BadObject(f"object {one.item.name!r}: its source became shorter")
         done += count
         if progress is not None:
             progress(target_offset + count)
-
-
-def _copy_range(source: int, target: int, count: int, source_at: int, target_at: int) -> int:
-    try:
-        return os.copy_file_range(source, target, count, source_at, target_at)
-    except OSError:
-        # EXDEV, EINVAL, ENOSYS, EOPNOTSUPP: what cannot be copied inside the kernel (two file
-        # systems before Linux 5.19, some network ones) is copied through memory. A real failure
-        # (ENOSPC, EIO) shows again there.
-        data = os.pread(source, count, source_at)
-        _pwrite(target, data, target_at)
-        return len(data)
-
-
-def _pwrite(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, offset)
-        view = view[count:]
-        offset += count
 
 
 def _publish(temporary: Path, target: Path, *, force: bool) -> None:

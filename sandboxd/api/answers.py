@@ -16,6 +16,8 @@ from starlette.responses import Response
 
 from sandboxd.errors import SandboxdError
 from sandboxd.model import ExecResult, FileInfo
+from sandboxd.runtime.frames import error_fields
+from sandboxd.runtime.processes import Output, Process
 from sandboxd.runtime.sandbox import SandboxView
 
 
@@ -71,6 +73,61 @@ def _text(data: bytes, encoding: str) -> str:
     if encoding == "base64":
         return binascii.b2a_base64(data, newline=False).decode()
     return data.decode("utf-8", "replace")
+
+
+def process_answer(process: Process) -> dict[str, Any]:
+    end = process.exit
+    state = "running"
+    if end is not None:
+        state = "exited" if end.failure is None else "failed"
+    return {
+        "id": process.id,
+        "name": process.meta.get("name", ""),
+        "state": state,
+        "pid": process.pid,
+        "command": process.meta.get("command", ""),
+        "user": process.meta.get("user", ""),
+        "cwd": process.meta.get("cwd", ""),
+        "stdin": process.has_stdin,
+        "started_at": timestamp(process.started_at),
+        "ended_at": timestamp(end.at) if end else None,
+        "exit_code": end.exit_code if end else None,
+        "signal": end.signal if end else None,
+        "oom_killed": bool(end and end.oom_killed),
+        "cpu_user_s": end.cpu_user_s if end else 0.0,
+        "cpu_system_s": end.cpu_system_s if end else 0.0,
+        "peak_memory_bytes": end.peak_memory_bytes if end else 0,
+        "error": error_fields(end.failure) if end and end.failure else None,
+    }
+
+
+def output_answer(output: Output, encoding: str) -> dict[str, Any]:
+    data = output.piece.data
+    end = output.piece.offset + len(data)
+    if encoding == "utf-8" and not (output.closed and end == output.total_bytes):
+        data = data[: _whole_characters(data)]
+    return {
+        "data": _text(data, encoding),
+        "encoding": encoding,
+        "offset": output.piece.offset,
+        "next_offset": output.piece.offset + len(data),
+        "lost_bytes": output.piece.lost_bytes,
+        "total_bytes": output.total_bytes,
+        "closed": output.closed,
+    }
+
+
+def _whole_characters(data: bytes) -> int:
+    """Length without a UTF-8 character at the end that is cut off (RFC 3629: four bytes at most).
+    What can become no character counts as whole."""
+    for back in range(1, min(4, len(data) + 1)):
+        byte = data[-back]
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back and byte < 0xF5 else len(data)
+        if byte < 0x80:
+            break
+    return len(data)
 
 
 def exec_answer(result: ExecResult, encoding: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from sandboxd.errors import FeatureMissing, SandboxdError
+from sandboxd.host import node_lock
 from sandboxd.host.hostd import NodeSettings, run
 from sandboxd.host.ids import find_ids
 from sandboxd.linux.features import Features, Probe, Status, probe
@@ -28,11 +29,15 @@ def main() -> int:
     parser.add_argument("--slots-max", type=int, default=64, help="the same, in high demand")
     parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
     parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
+    parser.add_argument("--lock-fd", type=int, help="the runtime directory's lock, where inherited")
     args = parser.parse_args()
-    for fd in (args.lifeline_fd, args.ready_fd):
+    for fd in (args.lifeline_fd, args.ready_fd, args.lock_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
     try:
+        if args.lock_fd is None:
+            os.makedirs(args.runtime_dir, mode=0o755, exist_ok=True)
+            node_lock.share(args.runtime_dir)
         ids = find_ids(args.account)
         features, findings = probe(args.account, sandboxes=args.max_sandboxes)
         settings = NodeSettings(

@@ -11,6 +11,8 @@ Whoever of the two dies takes the node with it: every sandbox hangs on both.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import resource
 import select
@@ -36,6 +38,8 @@ START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
 RESTART_PAUSE_S: Final = 1.0
 NOFILE: Final = 1_048_576
+
+MFD_EXEC: Final = 0x0010  # linux/memfd.h
 
 INIT_BINARY: Final = Path(__file__).parent.parent / "init" / "sandbox_init"
 
@@ -89,17 +93,18 @@ class Node:
             self._expect("namespaces")
             user = namespaces.open_namespace(self._launcher_pid, "user")
             mnt = namespaces.open_namespace(self._launcher_pid, "mnt")
+            program = _sealed_copy(INIT_BINARY)
             try:
                 self._spawn(
                     "zygote",
+                    # Every sandbox reads PID 1's command line: no path of the host in it.
                     ["init", "zygote"],
                     [zygote_theirs.fileno(), user, mnt],
-                    # Every sandbox reads PID 1's command line: no path of the host in it.
-                    path=str(INIT_BINARY),
+                    path=f"/proc/self/fd/{program}",
                 )
             finally:
-                os.close(user)
-                os.close(mnt)
+                for fd in (user, mnt, program):
+                    os.close(fd)
         theirs.close()
         protocol.send(ours, {"go": "zygote"})
         self._expect("ready")
@@ -220,6 +225,39 @@ class Node:
                 print(f"hostd: cgroups left behind: {error}", file=sys.stderr)
 
 
+def _sealed_copy(program: Path) -> int:
+    """A memfd that holds ``program`` and can never be written again; above the fds of ``_spawn``.
+
+    A sandbox's commands begin as clones of PID 1, and are their user's before they exec: what
+    /proc/self/exe shows and opens then is to be neither a path nor a file of the host.
+    """
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        low = os.memfd_create("init", flags | MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        low = os.memfd_create("init", flags)  # before Linux 6.3 each is executable
+    with os.fdopen(low, "wb") as file:
+        file.write(program.read_bytes())
+        file.flush()
+        sealed = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 64)
+    fcntl.fcntl(
+        sealed,
+        fcntl.F_ADD_SEALS,
+        fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+    )
+    # Read-only from here: a file that is open for writing cannot be executed (ETXTBSY).
+    try:
+        reopened = os.open(f"/proc/self/fd/{sealed}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return fcntl.fcntl(reopened, fcntl.F_DUPFD_CLOEXEC, 64)
+        finally:
+            os.close(reopened)
+    finally:
+        os.close(sealed)
+
+
 def listen(settings: NodeSettings) -> socket.socket:
     """The socket daemons connect to: only the API's account and root may."""
     path = f"{settings.runtime_dir}/launcher.sock"
@@ -247,6 +285,9 @@ def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> N
     raise_limit(resource.RLIMIT_NOFILE, NOFILE)
     for which in (resource.RLIMIT_NPROC, resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE):
         raise_limit(which, resource.RLIM_INFINITY)
+    # 1, not 0: a piped core-dump helper of the host is started in spite of 0 (core(5)). Set here and
+    # inherited by all: a sandbox's root can signal a child of PID 1 before that sets it itself.
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(stop_write)
     for number in (signal.SIGTERM, signal.SIGINT):

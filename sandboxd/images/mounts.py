@@ -103,6 +103,11 @@ class ImageMounts:
         """Its server is gone: the next one who asks gets a new one."""
         self._mounts.pop(key, None)
 
+    def forget(self, mount: Mount) -> None:
+        """As ``died``, for whoever found this very mount unusable before anybody was told."""
+        if self._mounts.get(mount.key) is mount:
+            del self._mounts[mount.key]
+
     def reset(self, rows: list[dict[str, Any]]) -> None:
         """Take over what the launcher says is mounted (its answer to ``images``)."""
         listed = {str(row["key"]): str(row.get("name", "")) for row in rows}

@@ -22,97 +22,19 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/fsuid.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define ARGS_MAX 65536
 /* Raised for everything that a command starts; PID 1 stays at what it inherited. */
 #define OOM_SCORE "500"
-
-struct command {
-    struct exec_req req;
-    uint32_t flags;
-    const char *user;
-    const char *cwd;
-    const char *argv[ARGS_MAX + 4]; /* room for a shell in front */
-    const char *envp[ARGS_MAX + 2]; /* and for HOME */
-};
 
 static struct command command;
 
 _Noreturn static void give_up(void) {
     _exit(127);
-}
-
-static int load_payload(struct inbox *in, const uint8_t **at, size_t *len) {
-    *at = in->payload;
-    *len = in->head.len;
-    if (!(in->head.flags & EXEC_PAYLOAD_FD))
-        return 0;
-    struct stat st;
-    errno = EBADMSG;
-    if (in->fd_count != 1 || fstat(in->fds[0], &st) || st.st_size <= 0)
-        return -1;
-    errno = E2BIG;
-    if (st.st_size > (off_t)PAYLOAD_MAX)
-        return -1;
-    uint8_t *copy = mmap(NULL, (size_t)st.st_size + 1, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (copy == MAP_FAILED)
-        return -1;
-    size_t have = 0;
-    while (have < (size_t)st.st_size) {
-        ssize_t got = pread(in->fds[0], copy + have, (size_t)st.st_size - have, (off_t)have);
-        errno = EBADMSG;
-        if (got <= 0)
-            return -1;
-        have += (size_t)got;
-    }
-    *at = copy;
-    *len = have;
-    return 0;
-}
-
-static int parse(struct inbox *in) {
-    const uint8_t *cursor, *end;
-    size_t len;
-    if (load_payload(in, &cursor, &len))
-        return -1;
-    end = cursor + len;
-    errno = EBADMSG;
-    if (len < sizeof command.req)
-        return -1;
-    memcpy(&command.req, cursor, sizeof command.req);
-    cursor += sizeof command.req;
-    command.flags = in->head.flags;
-    command.user = wire_string(&cursor, end);
-    command.cwd = wire_string(&cursor, end);
-    if (!command.cwd || !command.req.argc)
-        return -1;
-    errno = E2BIG;
-    if (command.req.argc > ARGS_MAX || command.req.envc > ARGS_MAX)
-        return -1;
-    errno = EBADMSG;
-    for (uint32_t i = 0; i < command.req.argc; i++)
-        if (!(command.argv[i] = wire_string(&cursor, end)))
-            return -1;
-    for (uint32_t i = 0; i < command.req.envc; i++)
-        if (!(command.envp[i] = wire_string(&cursor, end)))
-            return -1;
-    return cursor == end ? 0 : -1;
-}
-
-static const char *env_value(const char *name) {
-    size_t len = strlen(name);
-    for (uint32_t i = 0; i < command.req.envc; i++)
-        if (!strncmp(command.envp[i], name, len) && command.envp[i][len] == '=')
-            return command.envp[i] + len + 1;
-    return NULL;
 }
 
 /* By the system call: signal(3) refuses the two that glibc keeps for itself, and posix_spawn, by which
@@ -177,37 +99,18 @@ static int set_limits(struct failure *fail) {
 }
 
 /* mkdir -p inside the sandbox's root, as its root: the image's working directory, as Docker does. */
-static int make_cwd(struct child *self) {
-    char path[4096];
-    size_t len = strlen(command.cwd);
-    if (len >= sizeof path) {
-        errno = ENAMETOOLONG;
+static int make_cwd(int root_fd) {
+    static char path[PATH_MAX];
+    errno = *command.cwd == '/' ? ENAMETOOLONG : ENOENT;
+    if (*command.cwd != '/' || strlen(command.cwd) >= sizeof path)
         return -1;
-    }
-    memcpy(path, command.cwd, len + 1);
-    for (size_t i = 1; i <= len; i++) {
-        if (path[i] != '/' && path[i] != 0)
-            continue;
-        char saved = path[i];
-        path[i] = 0;
-        int fd = sys_openat_root(self->root_fd, path, O_PATH | O_DIRECTORY, 0);
-        if (fd < 0 && errno == ENOENT) {
-            char *slash = strrchr(path, '/');
-            *slash = 0;
-            int parent =
-                sys_openat_root(self->root_fd, *path ? path : "/", O_PATH | O_DIRECTORY, 0);
-            *slash = '/';
-            if (parent < 0 || (mkdirat(parent, slash + 1, 0755) && errno != EEXIST))
-                return -1;
-            close(parent);
-        } else if (fd < 0) {
-            return -1;
-        } else {
-            close(fd);
-        }
-        path[i] = saved;
-    }
-    return 0;
+    strcpy(path, command.cwd);
+    umask(022);
+    /* A file belongs to its maker's fsuid, and PID 1's own is not the sandbox's. */
+    setfsgid(0);
+    setfsuid(0);
+    int fd = path_open_directory(root_fd, path, true);
+    return fd < 0 ? -1 : close(fd);
 }
 
 static int enter_cwd(struct failure *fail) {
@@ -227,6 +130,7 @@ static void say(const char *name, int err) {
     size_t len = strnlen(name, 400);
     memcpy(at, name, len);
     strcpy(at + len, why);
+    signal(SIGPIPE, SIG_IGN); /* the status is to tell the same, read or not */
     if (write(2, line, strlen(line)) < 0)
         return;
 }
@@ -234,7 +138,7 @@ static void say(const char *name, int err) {
 /* As execvpe(3), but without its fallback to a shell: "run as is". */
 static void run(const char *file, char *const *argv) {
     char *const *envp = (char *const *)(uintptr_t)command.envp;
-    const char *path = env_value("PATH");
+    const char *path = command_env(&command, "PATH");
     int err = ENOENT;
     if (strchr(file, '/')) {
         execve(file, argv, envp);
@@ -262,7 +166,8 @@ static void run(const char *file, char *const *argv) {
     errno = err;
 }
 
-static void run_shell(void) {
+/* Returns what could not be run. */
+static const char *run_shell(void) {
     static const char *const shells[][2] = {{"/bin/bash", "bash"}, {"/bin/sh", "sh"}};
     const char *argv[5] = {NULL, "-c", command.argv[0], NULL, NULL};
     if (command.flags & EXEC_LOGIN) {
@@ -270,12 +175,13 @@ static void run_shell(void) {
         argv[2] = "-c";
         argv[3] = command.argv[0];
     }
-    for (size_t i = 0; i < 2; i++) {
+    size_t i = 0;
+    for (;; i++) {
         argv[0] = shells[i][1];
         execve(shells[i][0], (char *const *)(uintptr_t)argv,
                (char *const *)(uintptr_t)command.envp);
-        if (errno != ENOENT)
-            return;
+        if (errno != ENOENT || i == 1)
+            return shells[i][0];
     }
 }
 
@@ -285,7 +191,7 @@ _Noreturn void exec_child(struct child *self, struct inbox *in) {
     struct failure *fail = &self->record->failure;
     setsid();
     default_signals();
-    if (parse(in)) {
+    if (command_parse(in, &command)) {
         fail_at(fail, STEP_MESSAGE, 0);
         give_up();
     }
@@ -295,27 +201,30 @@ _Noreturn void exec_child(struct child *self, struct inbox *in) {
     }
     if (user_find(self->root_fd, command.user, &user, fail))
         give_up();
-    if (command.flags & EXEC_CWD_CREATE && make_cwd(self)) {
+    if (command.flags & EXEC_CWD_CREATE && make_cwd(self->root_fd)) {
         fail_at(fail, STEP_CWD, 1);
         give_up();
     }
     if (connect_streams(self, in, &user) || set_limits(fail))
         give_up();
-    sys_close_from(3);
+    if (sys_close_from(3)) {
+        fail_at(fail, STEP_PIPES, 2);
+        give_up();
+    }
     if (user_become(&user, fail) || enter_cwd(fail))
         give_up();
-    if (!env_value("HOME")) {
+    if (!command_env(&command, "HOME")) {
         strcpy(stpcpy(home, "HOME="), user.home);
         command.envp[command.req.envc] = home;
     }
     umask(command.req.umask);
+    const char *what = command.argv[0];
     if (command.flags & EXEC_SHELL)
-        run_shell();
+        what = run_shell();
     else
-        run(command.argv[0], (char *const *)(uintptr_t)command.argv);
+        run(what, (char *const *)(uintptr_t)command.argv);
     int err = errno;
     fail_at(fail, STEP_EXEC, 0);
-    /* Of a script it is the shell that is missing. */
-    say(command.flags & EXEC_SHELL ? "/bin/sh" : command.argv[0], err);
+    say(what, err);
     _exit(err == ENOENT || err == ENOTDIR ? 127 : 126);
 }

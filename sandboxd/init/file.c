@@ -20,9 +20,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LINKS_MAX 40 /* as the kernel's path resolution(7) */
+#define TEMPORARY_NAME 40
 
 static struct file_req request;
+static char block[65536];
 
 static int describe(int fd, struct record *record) {
     struct stat st;
@@ -36,6 +37,26 @@ static int describe(int fd, struct record *record) {
     record->gid = st.st_gid;
     record->size = (uint64_t)st.st_size;
     record->mtime_ns = st.st_mtim.tv_sec * 1000000000LL + st.st_mtim.tv_nsec;
+    return 0;
+}
+
+/* What sendfile(2) refuses: most of /proc/PID cannot be spliced. */
+static int copy_out(int fd, int data_fd, off_t at, uint64_t left, struct failure *fail) {
+    while (left) {
+        ssize_t got = pread(fd, block, left < sizeof block ? (size_t)left : sizeof block, at);
+        if (got < 0)
+            return fail_at(fail, STEP_FILE_READ, 1);
+        if (got == 0)
+            return 0;
+        for (ssize_t done = 0; done < got;) {
+            ssize_t put = write(data_fd, block + done, (size_t)(got - done));
+            if (put < 0)
+                return fail_at(fail, STEP_DATA_PIPE, 2);
+            done += put;
+        }
+        at += got;
+        left -= (uint64_t)got;
+    }
     return 0;
 }
 
@@ -55,6 +76,8 @@ static int read_file(struct child *self, const char *path, int data_fd) {
         ssize_t sent = sendfile(data_fd, fd, &at, part);
         if (sent < 0 && errno == EINTR)
             continue;
+        if (sent < 0 && errno == EINVAL && left == request.length)
+            return copy_out(fd, data_fd, at, left, fail);
         if (sent < 0)
             return fail_at(fail, errno == EPIPE ? STEP_DATA_PIPE : STEP_FILE_READ, 0);
         if (sent == 0)
@@ -64,76 +87,7 @@ static int read_file(struct child *self, const char *path, int data_fd) {
     return 0;
 }
 
-/* Directory fd of path's parent; *base is the last component. Makes parents if asked. */
-static int open_parent(int root_fd, char *path, const char **base) {
-    char *slash = strrchr(path, '/');
-    *base = slash + 1;
-    errno = EISDIR;
-    if (!**base || !strcmp(*base, ".") || !strcmp(*base, ".."))
-        return -1;
-    *slash = 0;
-    const char *parent = *path ? path : "/";
-    int fd = sys_openat_root(root_fd, parent, O_PATH | O_DIRECTORY, 0);
-    if (fd >= 0 || errno != ENOENT || !(request.flags & FILE_PARENTS))
-        return fd;
-    for (char *at = path;; at++) {
-        if (at == path && *at == '/')
-            continue;
-        if (*at != '/' && *at != 0)
-            continue;
-        char saved = *at;
-        *at = 0;
-        fd = sys_openat_root(root_fd, path, O_PATH | O_DIRECTORY, 0);
-        if (fd < 0 && errno == ENOENT) {
-            char *cut = strrchr(path, '/');
-            *cut = 0;
-            int above = sys_openat_root(root_fd, *path ? path : "/", O_PATH | O_DIRECTORY, 0);
-            *cut = '/';
-            if (above < 0 || (mkdirat(above, cut + 1, 0755) && errno != EEXIST))
-                return -1;
-            close(above);
-            fd = sys_openat_root(root_fd, path, O_PATH | O_DIRECTORY, 0);
-        }
-        *at = saved;
-        if (fd < 0 || !saved)
-            return fd;
-        close(fd);
-    }
-}
-
-/* Follow path's symlinks by hand down to the directory and name that a rename can replace. */
-static int find_target(int root_fd, const char *path, char *buffer, const char **base) {
-    static char link[4096];
-    if (*path != '/' || strlen(path) >= 4096) {
-        errno = *path == '/' ? ENAMETOOLONG : EINVAL;
-        return -1;
-    }
-    strcpy(buffer, path);
-    for (int i = 0; i < LINKS_MAX; i++) {
-        char before[4096];
-        strcpy(before, buffer);
-        int parent = open_parent(root_fd, buffer, base);
-        if (parent < 0)
-            return -1;
-        ssize_t len = readlinkat(parent, *base, link, sizeof link - 1);
-        if (len < 0)
-            return errno == EINVAL || errno == ENOENT ? parent : -1;
-        close(parent);
-        link[len] = 0;
-        size_t keep = *link == '/' ? 0 : (size_t)(strrchr(before, '/') - before) + 1;
-        if (keep + (size_t)len >= sizeof before) {
-            errno = ENAMETOOLONG;
-            return -1;
-        }
-        memcpy(buffer, before, keep);
-        memcpy(buffer + keep, link, (size_t)len + 1);
-    }
-    errno = ELOOP;
-    return -1;
-}
-
 static int copy_in(int data_fd, int fd, struct failure *fail) {
-    static char block[65536];
     uint64_t total = 0;
     for (;;) {
         ssize_t got = read(data_fd, block, sizeof block);
@@ -150,17 +104,44 @@ static int copy_in(int data_fd, int fd, struct failure *fail) {
             done += put;
         }
         total += (uint64_t)got;
+        errno = EFBIG;
+        if (total > request.length)
+            return fail_at(fail, STEP_FILE_LENGTH, 1);
     }
     errno = EPIPE;
     return total == request.length ? 0 : fail_at(fail, STEP_FILE_LENGTH, 0);
 }
 
+/* A file without a name as long as it is incomplete, where the file system has such: then nothing
+ * is left of it when this process is killed. `name` is set where it has one from the start. */
+static int open_temporary(int parent, char name[TEMPORARY_NAME], bool *named) {
+    uint64_t random;
+    if (getrandom(&random, sizeof random, 0) != sizeof random)
+        return -1;
+    text_number(stpcpy(name, ".sandboxd-"), random);
+    int fd = openat(parent, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    *named = fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT);
+    if (*named)
+        fd = openat(parent, name, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600);
+    return fd;
+}
+
+/* By way of PID 1's own /proc: whatever the sandbox has at that place now. */
+static int give_name(int proc_fd, int fd, int parent, const char *name) {
+    char path[32];
+    text_number(stpcpy(path, "self/fd/"), (unsigned long)fd);
+    return linkat(proc_fd, path, parent, name, AT_SYMLINK_FOLLOW);
+}
+
 static int write_file(struct child *self, const char *path, int data_fd) {
-    static char buffer[4096];
+    static char buffer[PATH_MAX];
     struct failure *fail = &self->record->failure;
     struct stat old;
     const char *base;
-    int parent = find_target(self->root_fd, path, buffer, &base);
+    char name[TEMPORARY_NAME];
+    bool named;
+    int parent =
+        path_find_target(self->root_fd, path, buffer, &base, (request.flags & FILE_PARENTS) != 0);
     if (parent < 0)
         return fail_at(fail, STEP_FILE_OPEN, 0);
     bool replaces = !fstatat(parent, base, &old, AT_SYMLINK_NOFOLLOW);
@@ -170,12 +151,7 @@ static int write_file(struct child *self, const char *path, int data_fd) {
     /* rename(2) asks the directory only: without this a user could replace what it may not write */
     if (replaces && faccessat(parent, base, W_OK, AT_EACCESS))
         return fail_at(fail, STEP_FILE_OPEN, 1);
-    uint64_t random;
-    char name[40] = ".sandboxd-";
-    if (getrandom(&random, sizeof random, 0) != sizeof random)
-        return fail_at(fail, STEP_FILE_OPEN, 2);
-    text_number(name + strlen(name), random);
-    int fd = openat(parent, name, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int fd = open_temporary(parent, name, &named);
     if (fd < 0)
         return fail_at(fail, STEP_FILE_OPEN, 3);
     mode_t mode = request.flags & FILE_MODE ? request.mode & 07777
@@ -187,9 +163,11 @@ static int write_file(struct child *self, const char *path, int data_fd) {
         r = fail_at(fail, STEP_FILE_WRITE, 1);
     if (!r && fchmod(fd, mode))
         r = fail_at(fail, STEP_FILE_WRITE, 2);
+    if (!r && !named && !(named = !give_name(self->proc_fd, fd, parent, name)))
+        r = fail_at(fail, STEP_FILE_RENAME, 1);
     if (!r && renameat(parent, name, parent, base))
         r = fail_at(fail, STEP_FILE_RENAME, 0);
-    if (r)
+    if (r && named)
         unlinkat(parent, name, 0);
     return r ? -1 : describe(fd, self->record);
 }
@@ -219,7 +197,9 @@ _Noreturn void file_child(struct child *self, struct inbox *in) {
         r = read_file(self, path, in->fds[0]);
     else if (request.op == FILE_WRITE)
         r = write_file(self, path, in->fds[0]);
-    else
+    else {
+        errno = EBADMSG;
         fail_at(fail, STEP_MESSAGE, 1);
+    }
     _exit(r ? 1 : 0);
 }

@@ -11,6 +11,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -56,7 +57,19 @@ struct user {
     gid_t gid;
     gid_t groups[64];
     size_t group_count;
-    char home[4096];
+    char home[PATH_MAX];
+};
+
+/* What an M_EXEC asked for; the strings lie in its payload. More than 1 MiB, most of it touched by
+ * nobody: only children have one. */
+#define ARGS_MAX 65536
+struct command {
+    struct exec_req req;
+    uint32_t flags;
+    const char *user;
+    const char *cwd;
+    const char *argv[ARGS_MAX + 1];
+    const char *envp[ARGS_MAX + 2]; /* room for HOME */
 };
 
 /* What a child of PID 1 needs beside its message. */
@@ -69,7 +82,9 @@ struct child {
 };
 
 /* wire.c */
-int wire_receive(int fd, struct inbox *in); /* 1: a message, 0: end, -1: errno */
+/* recvmsg(2) flags. 1: a message; 0: end; -1 and errno: EBADMSG for one that was thrown away, of
+ * which in->head.id is still what it said, or 0. */
+int wire_receive(int fd, struct inbox *in, int flags);
 int wire_send(int fd, uint32_t type, uint32_t id, const void *payload, uint32_t len, const int *fds,
               int fd_count, int flags); /* sendmsg(2) flags; 0 or -1 and errno */
 void wire_close_fds(struct inbox *in);
@@ -97,6 +112,22 @@ char *text_number(char *at, unsigned long n);
 int zygote_main(int socket_fd, int userns_fd, int mntns_fd);
 /* pid1.c */
 _Noreturn void pid1_main(int control_fd);
+enum source { FROM_CLIENT, FROM_SIGNALS, FROM_CGROUP };
+int loop_watch(int fd, enum source source, uint32_t index, uint32_t events, int op);
+void loop_retry(void); /* call table_settle_due(true) before long */
+/* Send to a client, without blocking. False: not now; table_flush() or table_settle_due() comes. */
+bool client_send(uint32_t index, uint32_t type, uint32_t id, const void *payload, uint32_t len);
+/* table.c */
+struct record *table_init(void); /* EXECS_MAX of them, shared with children; NULL and errno */
+void table_set_cgroup(int fd);
+int table_start(uint32_t client, struct inbox *in, struct child *child, struct failure *fail);
+bool table_kill(uint32_t client, uint32_t id, const struct kill_req *req); /* false: no such id */
+bool table_reap(void);                 /* true: there may be more */
+bool table_idle(bool wait);            /* no process but PID 1 lives; `wait` until none does */
+void table_note_event(uint32_t index); /* of its cgroup; acted upon by table_settle_due() */
+void table_settle_due(bool all);
+void table_flush(uint32_t client); /* it can take messages again */
+void table_drop_client(uint32_t client);
 /* setup.c */
 int setup_stage(const struct inbox *in, struct failure *fail);
 int setup_lock(struct failure *fail);
@@ -105,6 +136,15 @@ struct kernel_mounts {
 };
 int setup_open_mounts(struct kernel_mounts *mounts, struct failure *fail);
 int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct failure *fail);
+/* command.c */
+int command_parse(const struct inbox *in, struct command *out);
+const char *command_env(const struct command *command, const char *name);
+/* path.c: fds are O_PATH, -1 and errno if it fails */
+/* Open the directory `path` (absolute, changed meanwhile); with `make`, make what is missing. */
+int path_open_directory(int root_fd, char *path, bool make);
+/* Follow path's symlinks down to a directory (returned) and the name in it that a rename can replace
+ * (*base, in `buffer` of PATH_MAX bytes). */
+int path_find_target(int root_fd, const char *path, char *buffer, const char **base, bool make);
 /* user.c */
 int user_find(int root_fd, const char *spec, struct user *out, struct failure *fail);
 int user_become(const struct user *user, struct failure *fail);

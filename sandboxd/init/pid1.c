@@ -8,7 +8,9 @@
  *
  * One loop over: control sockets, SIGCHLD, and the cgroup.events of execs whose end is waited for.
  * It never blocks on the sandbox's files: what touches them runs in a child. It never blocks on a
- * client: an answer that does not fit a client's queue stays with its exec until it does.
+ * client, and loses nothing for one that does not read: the end of an exec stays in the table until
+ * it fits the client's queue; another answer that does not fit is held, and the client's next
+ * request is read after it has gone.
  */
 #include "init.h"
 
@@ -18,304 +20,145 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum exec_state { FREE, RUNNING, LINGERING };
-enum source { FROM_CLIENT, FROM_SIGNALS, FROM_EVENTS };
-
-/* Owned by PID 1. `client` is -1 once nobody waits for an answer. LINGERING: the main process is
- * reaped, but processes it left behind are still in the cgroup. */
-struct exec {
-    enum exec_state state;
-    int client;
-    uint32_t id;
-    uint32_t serial; /* names the cgroup, "e<serial>" */
-    pid_t pid;
-    int events_fd; /* cgroup.events, -1 until somebody waits for the cgroup to empty */
-    bool detached;
-    bool exit_unsent;
-    bool want_gone;
-    struct exited exit;
-};
+/* What the kernel had no memory for is tried again after this long. */
+#define RETRY_MS 20
 
 struct client {
     int fd; /* -1: free */
     bool want_out;
+    bool broken; /* dropped at the end of the round: others may be in the middle of its execs */
+    bool holds;
+    struct msg held;
+    struct failure held_payload;
 };
 
-static struct exec execs[EXECS_MAX];
-static uint32_t execs_end; /* one past the last that was ever used */
 static struct client clients[CLIENTS_MAX];
-static struct record *records; /* EXECS_MAX, shared with children */
-static uint32_t next_serial;
-static int epoll_fd, cgroup_fd = -1, root_fd = -1;
+static struct record *records;
+static int epoll_fd, signal_fd, root_fd = -1;
 static struct kernel_mounts mounts;
-static bool is_set_up, has_root;
+static bool is_set_up, has_root, retry, more_to_reap;
 
-static void watch(int fd, enum source source, uint32_t index, uint32_t events, int op) {
+int loop_watch(int fd, enum source source, uint32_t index, uint32_t events, int op) {
     struct epoll_event event = {.events = events, .data.u64 = (uint64_t)source << 32 | index};
-    epoll_ctl(epoll_fd, op, fd, &event);
+    return epoll_ctl(epoll_fd, op, fd, &event);
 }
 
-/* --- cgroups of execs ------------------------------------------------------------------------ */
-
-static void cgroup_path(char *out, const struct exec *exec, const char *file) {
-    out[0] = 'e';
-    char *at = text_number(out + 1, exec->serial);
-    if (file)
-        strcpy(stpcpy(at, "/"), file);
-}
-
-static bool cgroup_populated(const struct exec *exec) {
-    char path[64], text[128];
-    cgroup_path(path, exec, "cgroup.events");
-    int fd = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t got = read(fd, text, sizeof text - 1);
-    close(fd);
-    text[got > 0 ? got : 0] = 0;
-    return strstr(text, "populated 1") != NULL;
-}
-
-static void cgroup_kill(const struct exec *exec) {
-    char path[64];
-    cgroup_path(path, exec, "cgroup.kill");
-    sys_write_file(cgroup_fd, path, "1");
-}
-
-/* A signal other than SIGKILL to all: those that are forked meanwhile may be missed; the SIGKILL that
- * follows it misses none. */
-static void cgroup_signal(const struct exec *exec, int signal_number) {
-    char path[64], text[4096];
-    cgroup_path(path, exec, "cgroup.procs");
-    int fd = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    pid_t pid = 0;
-    ssize_t got;
-    while ((got = read(fd, text, sizeof text)) > 0)
-        for (ssize_t i = 0; i < got; i++) {
-            if (text[i] >= '0' && text[i] <= '9') {
-                pid = pid * 10 + (text[i] - '0');
-            } else {
-                if (pid > 1)
-                    kill(pid, signal_number);
-                pid = 0;
-            }
-        }
-    close(fd);
+void loop_retry(void) {
+    retry = true;
 }
 
 /* --- clients --------------------------------------------------------------------------------- */
 
-static void drop_client(uint32_t index);
-
-/* Answers that belong to no exec: a client whose queue is full of unread ones is dropped. */
-static void answer(uint32_t index, uint32_t type, uint32_t id, const void *payload, uint32_t len) {
-    if (clients[index].fd >= 0 &&
-        wire_send(clients[index].fd, type, id, payload, len, NULL, 0, MSG_DONTWAIT))
-        drop_client(index);
+static void watch_client(uint32_t index) {
+    uint32_t events = (clients[index].holds ? 0u : (uint32_t)EPOLLIN) |
+                      (clients[index].want_out ? (uint32_t)EPOLLOUT : 0u);
+    loop_watch(clients[index].fd, FROM_CLIENT, index, events, EPOLL_CTL_MOD);
 }
 
-static void answer_failure(uint32_t index, uint32_t id, enum step step, uint32_t which, int err) {
-    struct failure fail = {step, which, err, 0};
-    answer(index, R_FAILED, id, &fail, sizeof fail);
-}
-
-/* --- the end of an exec ---------------------------------------------------------------------- */
-
-static bool tell(struct exec *exec, uint32_t type, const void *payload, uint32_t len) {
-    struct client *client = &clients[exec->client];
-    if (!wire_send(client->fd, type, exec->id, payload, len, NULL, 0, MSG_DONTWAIT))
+bool client_send(uint32_t index, uint32_t type, uint32_t id, const void *payload, uint32_t len) {
+    struct client *client = &clients[index];
+    if (client->fd < 0 || client->broken ||
+        !wire_send(client->fd, type, id, payload, len, NULL, 0, MSG_DONTWAIT))
         return true;
+    if (errno == ENOMEM || errno == ENOBUFS) {
+        retry = true;
+        return false;
+    }
     if (errno != EAGAIN) {
-        drop_client((uint32_t)exec->client);
+        client->broken = true;
         return true;
     }
-    if (!client->want_out)
-        watch(client->fd, FROM_CLIENT, (uint32_t)exec->client, EPOLLIN | EPOLLOUT, EPOLL_CTL_MOD);
-    client->want_out = true;
+    if (!client->want_out) {
+        client->want_out = true;
+        watch_client(index);
+    }
     return false;
 }
 
-/* Take an exec as far towards its end as it goes now. */
-static void settle(uint32_t index) {
-    struct exec *exec = &execs[index];
-    if (exec->state != LINGERING)
+/* At most one answer a request, so that one place to hold it is enough. */
+static void answer(uint32_t index, uint32_t type, uint32_t id, const struct failure *fail) {
+    struct client *client = &clients[index];
+    uint32_t len = fail ? sizeof *fail : 0;
+    if (client_send(index, type, id, fail, len))
         return;
-    if (exec->exit_unsent && exec->client >= 0 &&
-        !tell(exec, R_EXIT, &exec->exit, sizeof exec->exit))
-        return;
-    exec->exit_unsent = false;
-    char path[64];
-    cgroup_path(path, exec, NULL);
-    if (exec->serial && unlinkat(cgroup_fd, path, AT_REMOVEDIR) && errno != ENOENT) {
-        if (exec->events_fd >= 0)
-            return;
-        char events[64];
-        cgroup_path(events, exec, "cgroup.events");
-        exec->events_fd = openat(cgroup_fd, events, O_RDONLY | O_CLOEXEC);
-        if (exec->events_fd < 0)
-            return;
-        watch(exec->events_fd, FROM_EVENTS, index, EPOLLPRI, EPOLL_CTL_ADD);
-        /* what happened before the watch is not announced any more */
-        if (cgroup_populated(exec) || unlinkat(cgroup_fd, path, AT_REMOVEDIR))
-            return;
-    }
-    exec->serial = 0;
-    if (exec->want_gone && exec->client >= 0 && !tell(exec, R_GONE, NULL, 0))
-        return;
-    if (exec->events_fd >= 0)
-        close(exec->events_fd);
-    exec->state = FREE;
+    client->holds = true;
+    client->held = (struct msg){type, id, len, 0};
+    if (fail)
+        client->held_payload = *fail;
+    watch_client(index);
+}
+
+static void answer_failure(uint32_t index, uint32_t id, uint32_t which, int err) {
+    struct failure fail = {STEP_MESSAGE, which, err, 0};
+    answer(index, R_FAILED, id, &fail);
+}
+
+static void flush(uint32_t index) {
+    struct client *client = &clients[index];
+    client->want_out = false;
+    if (client->holds)
+        client->holds = !client_send(index, client->held.type, client->held.id,
+                                     &client->held_payload, client->held.len);
+    if (!client->want_out)
+        table_flush(index);
+    watch_client(index);
 }
 
 static void drop_client(uint32_t index) {
-    close(clients[index].fd);
-    clients[index].fd = -1;
-    clients[index].want_out = false;
     if (index == 0)
         _exit(0); /* the launcher: without it nobody owns this sandbox */
-    for (uint32_t i = 0; i < execs_end; i++) {
-        struct exec *exec = &execs[i];
-        if (exec->state == FREE || exec->client != (int)index)
-            continue;
-        exec->client = -1;
-        if (!exec->detached)
-            cgroup_kill(exec);
-        settle(i);
-    }
-}
-
-/* Reap what has ended; with `options` 0 wait until nothing is left but PID 1. False: some lives. */
-static bool reap(int options) {
-    struct rusage usage;
-    int status;
-    pid_t pid;
-    while ((pid = wait4(-1, &status, options, &usage)) > 0) {
-        for (uint32_t i = 0; i < execs_end; i++) {
-            struct exec *exec = &execs[i];
-            if (exec->state != RUNNING || exec->pid != pid)
-                continue;
-            const struct record *record = &records[i];
-            exec->exit = (struct exited){
-                .failure = record->failure,
-                .status = status,
-                .mode = record->mode,
-                .uid = record->uid,
-                .gid = record->gid,
-                .size = record->size,
-                .mtime_ns = record->mtime_ns,
-                .user_us =
-                    (uint64_t)usage.ru_utime.tv_sec * 1000000u + (uint64_t)usage.ru_utime.tv_usec,
-                .system_us =
-                    (uint64_t)usage.ru_stime.tv_sec * 1000000u + (uint64_t)usage.ru_stime.tv_usec,
-                .maxrss_kb = (uint64_t)usage.ru_maxrss,
-            };
-            exec->state = LINGERING;
-            exec->exit_unsent = true;
-            settle(i);
-            break;
-        }
-    }
-    return pid < 0 && errno == ECHILD;
+    /* Children have copies of the fd, so closing it does not end the watch. */
+    loop_watch(clients[index].fd, FROM_CLIENT, index, 0, EPOLL_CTL_DEL);
+    close(clients[index].fd);
+    clients[index] = (struct client){.fd = -1};
+    table_drop_client(index);
 }
 
 /* --- requests -------------------------------------------------------------------------------- */
 
 static void start(uint32_t client, struct inbox *in) {
-    uint32_t index = 0;
-    char path[64];
-    while (index < EXECS_MAX && execs[index].state != FREE)
-        index++;
-    if (!has_root || index == EXECS_MAX) {
-        answer_failure(client, in->head.id, has_root ? STEP_TABLE_FULL : STEP_MESSAGE, 0,
-                       has_root ? EAGAIN : EBADMSG);
-        return;
-    }
-    struct exec *exec = &execs[index];
-    if (index >= execs_end)
-        execs_end = index + 1;
-    memset(&records[index], 0, sizeof records[index]);
-    *exec = (struct exec){.client = (int)client,
-                          .id = in->head.id,
-                          .serial = ++next_serial,
-                          .events_fd = -1,
-                          .detached = in->head.type == M_EXEC && in->head.flags & EXEC_DETACH};
-    cgroup_path(path, exec, NULL);
-    int dir = mkdirat(cgroup_fd, path, 0755)
-                  ? -1
-                  : openat(cgroup_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0) {
-        answer_failure(client, in->head.id, STEP_EXEC_CGROUP, 0, errno);
-        return;
-    }
-    exec->pid = sys_clone3_child(0, dir, NULL);
-    if (exec->pid == 0) {
-        struct child self = {.record = &records[index],
-                             .client_fd = clients[client].fd,
-                             .root_fd = root_fd,
-                             .proc_fd = mounts.fd[0],
-                             .dev_fd = mounts.fd[2]};
-        if (in->head.type == M_EXEC)
-            exec_child(&self, in);
-        file_child(&self, in);
-    }
-    int err = errno;
-    close(dir);
-    if (exec->pid < 0) {
-        unlinkat(cgroup_fd, path, AT_REMOVEDIR);
-        answer_failure(client, in->head.id, STEP_CLONE, 0, err);
-        return;
-    }
-    exec->state = RUNNING;
+    struct failure fail = {STEP_MESSAGE, 0, EBADMSG, 0};
+    struct child child = {.client_fd = clients[client].fd,
+                          .root_fd = root_fd,
+                          .proc_fd = mounts.fd[0],
+                          .dev_fd = mounts.fd[2]};
+    if (!has_root || table_start(client, in, &child, &fail))
+        answer(client, R_FAILED, in->head.id, &fail);
 }
 
 static void kill_exec(uint32_t client, const struct inbox *in) {
     struct kill_req req;
-    if (in->head.len != sizeof req)
-        return;
-    memcpy(&req, in->payload, sizeof req);
-    bool wants_gone = req.scope == KILL_TREE && req.signal == SIGKILL;
-    for (uint32_t i = 0; i < execs_end; i++) {
-        struct exec *exec = &execs[i];
-        if (exec->state == FREE || exec->id != in->head.id || exec->client != (int)client)
-            continue;
-        if (req.scope == KILL_MAIN) {
-            if (exec->state == RUNNING)
-                kill(exec->pid, (int)req.signal);
-        } else if (wants_gone) {
-            exec->want_gone = true;
-            cgroup_kill(exec);
-            settle(i);
-        } else {
-            cgroup_signal(exec, (int)req.signal);
-        }
+    if (in->head.len != sizeof req) {
+        answer_failure(client, in->head.id, 6, EBADMSG);
         return;
     }
-    if (wants_gone)
-        answer(client, R_GONE, in->head.id, NULL, 0);
+    memcpy(&req, in->payload, sizeof req);
+    bool wants_gone = req.scope == KILL_TREE && req.signal == SIGKILL;
+    if (!table_kill(client, in->head.id, &req) && wants_gone)
+        answer(client, R_GONE, in->head.id, NULL);
 }
 
 static void attach(uint32_t client, struct inbox *in) {
-    for (uint32_t i = 1; i < CLIENTS_MAX; i++) {
-        if (clients[i].fd >= 0 || in->fd_count != 1)
-            continue;
-        clients[i] = (struct client){.fd = in->fds[0]};
-        in->fd_count = 0;
-        watch(clients[i].fd, FROM_CLIENT, i, EPOLLIN, EPOLL_CTL_ADD);
-        answer(client, R_DONE, in->head.id, NULL, 0);
+    uint32_t i = 1;
+    while (i < CLIENTS_MAX && clients[i].fd >= 0)
+        i++;
+    if (i == CLIENTS_MAX || in->fd_count != 1) {
+        answer_failure(client, in->head.id, 0, i == CLIENTS_MAX ? EMFILE : EBADMSG);
         return;
     }
-    answer_failure(client, in->head.id, STEP_MESSAGE, 0, EMFILE);
+    if (loop_watch(in->fds[0], FROM_CLIENT, i, EPOLLIN, EPOLL_CTL_ADD)) {
+        answer_failure(client, in->head.id, 7, errno);
+        return;
+    }
+    clients[i] = (struct client){.fd = in->fds[0]};
+    in->fd_count = 0;
+    answer(client, R_DONE, in->head.id, NULL);
 }
 
 static int join_cgroups(struct inbox *in, struct failure *fail) {
@@ -329,7 +172,7 @@ static int join_cgroups(struct inbox *in, struct failure *fail) {
     for (uint32_t i = 0; i < setup.cgroup_v1_count; i++)
         if (write(in->fds[1 + i], "0", 1) != 1)
             return fail_at(fail, STEP_CGROUP, i);
-    cgroup_fd = in->fds[0];
+    table_set_cgroup(in->fds[0]);
     in->fds[0] = -1;
     /* After the placement, or /proc/self/cgroup would show a path with "/../" in it. */
     if (unshare(CLONE_NEWCGROUP))
@@ -351,6 +194,10 @@ static int set_up(struct inbox *in, struct failure *fail) {
     if (pid < 0 || waitpid(pid, &status, 0) != pid)
         return fail_at(fail, STEP_STAGE, 9);
     if (status) {
+        errno =
+            EINTR; /* killed, if it left no word: the memory limit is lower than what this takes */
+        if (shared->step == STEP_NONE)
+            return fail_at(fail, STEP_STAGE, 10);
         *fail = *shared;
         return -1;
     }
@@ -367,8 +214,7 @@ static int take_root(struct inbox *in, struct failure *fail) {
     /* All of this pid namespace but PID 1; a fork that is under way fails or is killed too. */
     if (in->head.flags & ROOT_KILL)
         kill(-1, SIGKILL);
-    if (in->head.flags & (ROOT_KILL | ROOT_IDLE) &&
-        !reap(in->head.flags & ROOT_KILL ? 0 : WNOHANG)) {
+    if (in->head.flags & (ROOT_KILL | ROOT_IDLE) && !table_idle(in->head.flags & ROOT_KILL)) {
         errno = EBUSY;
         return fail_at(fail, STEP_ROOT_BUSY, 0);
     }
@@ -395,98 +241,134 @@ static void handle(uint32_t client, struct inbox *in) {
     } else if (in->head.type == M_ATTACH && launcher) {
         attach(client, in);
     } else if (in->head.type == M_PING) {
-        answer(client, R_DONE, in->head.id, NULL, 0);
+        answer(client, R_DONE, in->head.id, NULL);
     } else if ((in->head.type == M_SETUP || in->head.type == M_ROOT) && launcher) {
         int r = in->head.type == M_SETUP ? set_up(in, &fail) : take_root(in, &fail);
-        if (r)
-            answer(client, R_FAILED, in->head.id, &fail, sizeof fail);
-        else
-            answer(client, R_DONE, in->head.id, NULL, 0);
+        answer(client, r ? R_FAILED : R_DONE, in->head.id, r ? &fail : NULL);
     } else {
-        answer_failure(client, in->head.id, STEP_MESSAGE, 4, EBADMSG);
+        answer_failure(client, in->head.id, 4, EBADMSG);
     }
 }
 
+/* --- the loop -------------------------------------------------------------------------------- */
+
 static void from_client(uint32_t index, uint32_t events, struct inbox *in) {
-    if (clients[index].fd < 0)
+    struct client *client = &clients[index];
+    if (client->fd < 0 || client->broken)
         return;
-    if (events & EPOLLOUT) {
-        clients[index].want_out = false;
-        watch(clients[index].fd, FROM_CLIENT, index, EPOLLIN, EPOLL_CTL_MOD);
-        for (uint32_t i = 0; i < execs_end && clients[index].fd >= 0; i++)
-            if (execs[i].client == (int)index)
-                settle(i);
+    if (events & EPOLLOUT)
+        flush(index);
+    if (client->broken || !(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+        return;
+    if (client->holds) {
+        /* Hung up without taking its answer: what it may have asked since has no taker either. */
+        client->broken = (events & (EPOLLHUP | EPOLLERR)) != 0;
+        return;
     }
-    if (clients[index].fd < 0 || !(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
-        return;
-    int got = wire_receive(clients[index].fd, in);
+    int got = wire_receive(client->fd, in, MSG_DONTWAIT);
     if (got == 1) {
         handle(index, in);
         wire_close_fds(in);
-    } else if (got == 0 || (errno != EAGAIN && errno != EBADMSG)) {
-        drop_client(index);
+    } else if (got < 0 && errno == EBADMSG) {
+        answer_failure(index, in->head.id, 5, EBADMSG);
+    } else if (got == 0 || errno != EAGAIN) {
+        client->broken = true;
+    }
+}
+
+static void from_signals(void) {
+    struct signalfd_siginfo info[8];
+    while (read(signal_fd, info, sizeof info) > 0)
+        ;
+    more_to_reap = true;
+}
+
+static void dispatch(const struct epoll_event *event, struct inbox *in) {
+    uint32_t index = (uint32_t)event->data.u64;
+    switch ((enum source)(event->data.u64 >> 32)) {
+    case FROM_CLIENT:
+        from_client(index, event->events, in);
+        break;
+    case FROM_SIGNALS:
+        from_signals();
+        break;
+    case FROM_CGROUP:
+        table_note_event(index);
+        break;
+    }
+}
+
+static void try_again(void) {
+    retry = false;
+    for (uint32_t i = 0; i < CLIENTS_MAX; i++)
+        if (clients[i].fd >= 0)
+            flush(i);
+    table_settle_due(true);
+}
+
+static _Noreturn void serve(struct inbox *in) {
+    for (uint32_t round = 0;; round++) {
+        struct epoll_event events[32];
+        int timeout = more_to_reap ? 0 : retry ? RETRY_MS : -1;
+        int count = epoll_wait(epoll_fd, events, 32, timeout);
+        for (int i = 0; i < count; i++)
+            dispatch(&events[i], in);
+        if (more_to_reap)
+            more_to_reap = table_reap();
+        /* Not before: after R_GONE no zombie is to take the place of a process. */
+        if (!more_to_reap)
+            table_settle_due(false);
+        if (retry && (count == 0 || round % 64 == 0))
+            try_again();
+        for (uint32_t i = 0; i < CLIENTS_MAX; i++)
+            if (clients[i].broken)
+                drop_client(i);
     }
 }
 
 /* Close all that came with the clone but `control_fd`, which moves to 3; 0-2 are /dev/null. */
-static void own_fds(int control_fd) {
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+static int own_fds(int control_fd) {
+    /* Out of the way first: it may be one of 0-2. */
+    int control = fcntl(control_fd, F_DUPFD, 4), null = open("/dev/null", O_RDWR);
+    if (control < 0 || null < 0)
+        return -1;
     for (int fd = 0; fd < 3; fd++)
-        if (null != fd)
-            dup2(null, fd);
-    if (control_fd != 3)
-        dup2(control_fd, 3);
-    fcntl(3, F_SETFD, FD_CLOEXEC);
-    sys_close_from(4);
+        if (dup2(null, fd) < 0)
+            return -1;
+    if (dup3(control, 3, O_CLOEXEC) < 0)
+        return -1;
+    return sys_close_from(4);
 }
 
-_Noreturn void pid1_main(int control_fd) {
-    static struct inbox in;
+static int start_loop(void) {
     sigset_t child;
-    prctl(PR_SET_PDEATHSIG, (unsigned long)SIGKILL, 0UL, 0UL, 0UL);
-    own_fds(control_fd);
     signal(SIGCHLD, SIG_DFL);
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_SETMASK, &child, NULL);
-    records = mmap(NULL, EXECS_MAX * sizeof *records, PROT_READ | PROT_WRITE,
-                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    records = table_init();
     epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    int signal_fd = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (records == MAP_FAILED || epoll_fd < 0 || signal_fd < 0)
-        _exit(1);
+    signal_fd = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (!records || epoll_fd < 0 || signal_fd < 0)
+        return -1;
     for (uint32_t i = 0; i < CLIENTS_MAX; i++)
         clients[i].fd = -1;
     clients[0].fd = 3;
-    watch(3, FROM_CLIENT, 0, EPOLLIN, EPOLL_CTL_ADD);
-    watch(signal_fd, FROM_SIGNALS, 0, EPOLLIN, EPOLL_CTL_ADD);
+    return loop_watch(3, FROM_CLIENT, 0, EPOLLIN, EPOLL_CTL_ADD) ||
+           loop_watch(signal_fd, FROM_SIGNALS, 0, EPOLLIN, EPOLL_CTL_ADD);
+}
+
+_Noreturn void pid1_main(int control_fd) {
+    static struct inbox in;
+    prctl(PR_SET_PDEATHSIG, (unsigned long)SIGKILL, 0UL, 0UL, 0UL);
+    if (own_fds(control_fd) || start_loop())
+        _exit(1);
     /* The first message comes after the id maps are written, and only until then must /proc/PID
      * belong to the zygote. */
-    if (wire_receive(3, &in) != 1)
+    if (wire_receive(3, &in, 0) != 1)
         _exit(0);
     prctl(PR_SET_DUMPABLE, 0UL, 0UL, 0UL, 0UL);
     handle(0, &in);
     wire_close_fds(&in);
-    for (;;) {
-        struct epoll_event events[32];
-        int count = epoll_wait(epoll_fd, events, 32, -1);
-        for (int i = 0; i < count; i++) {
-            uint32_t index = (uint32_t)events[i].data.u64;
-            switch ((enum source)(events[i].data.u64 >> 32)) {
-            case FROM_CLIENT:
-                from_client(index, events[i].events, &in);
-                break;
-            case FROM_SIGNALS: {
-                struct signalfd_siginfo info[8];
-                while (read(signal_fd, info, sizeof info) > 0)
-                    ;
-                reap(WNOHANG);
-                break;
-            }
-            case FROM_EVENTS:
-                settle(index);
-                break;
-            }
-        }
-    }
+    serve(&in);
 }

@@ -24,12 +24,49 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define OPENAT2_TRIES 4096
+
 #ifndef MNT_DETACH
 #define MNT_DETACH 2
 #endif
 
-static long with_token(long number, long a, long b, long c, long d, bool low) {
-    return syscall(number, a, b, c, d, low ? (long)node.token[0] : 0L, (long)node.token[1]);
+/* Not syscall(2): its last argument goes over the stack, and what lies there is still in the memory
+ * of a child that belongs to the sandbox. */
+static inline __attribute__((always_inline)) long raw_syscall(long number, long a, long b, long c,
+                                                              long d, long e, long f) {
+#if defined(__x86_64__)
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = f;
+    long result;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+#elif defined(__aarch64__)
+    register long x8 __asm__("x8") = number;
+    register long result __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+    register long x4 __asm__("x4") = e;
+    register long x5 __asm__("x5") = f;
+    __asm__ volatile("svc 0"
+                     : "+r"(result)
+                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
+                     : "memory");
+#else
+#error "the token's calls are written for x86_64 and aarch64"
+#endif
+    if (result < 0 && result > -4096) {
+        errno = (int)-result;
+        return -1;
+    }
+    return result;
+}
+
+static long with_token(long number, long a, long b, long c, long d) {
+    return raw_syscall(number, a, b, c, d, (long)node.token[0], (long)node.token[1]);
 }
 
 /* Without CLONE_VM: a fork. pidfd may be NULL, cgroup_fd -1. Returns as fork(2). */
@@ -44,7 +81,7 @@ int sys_clone3_child(uint64_t flags, int cgroup_fd, int *pidfd) {
         args.flags |= CLONE_PIDFD;
         args.pidfd = (uint64_t)(uintptr_t)&fd;
     }
-    long pid = with_token(SYS_clone3, (long)&args, (long)sizeof args, 0, 0, true);
+    long pid = with_token(SYS_clone3, (long)&args, (long)sizeof args, 0, 0);
     if (pidfd)
         *pidfd = fd;
     return (int)pid;
@@ -59,20 +96,20 @@ int sys_move_mount(int from_fd, int to_fd, const char *to_path) {
     unsigned long flags = MOVE_MOUNT_F_EMPTY_PATH;
     if (!*to_path)
         flags |= MOVE_MOUNT_T_EMPTY_PATH;
-    return (int)syscall(SYS_move_mount, (long)from_fd, "", (long)to_fd, to_path, flags,
-                        (long)node.token[1]);
+    return (int)raw_syscall(SYS_move_mount, from_fd, (long)"", to_fd, (long)to_path, (long)flags,
+                            (long)node.token[1]);
 }
 
 int sys_pivot_root(const char *new_root, const char *old_root) {
-    return (int)with_token(SYS_pivot_root, (long)new_root, (long)old_root, 0, 0, true);
+    return (int)with_token(SYS_pivot_root, (long)new_root, (long)old_root, 0, 0);
 }
 
 int sys_umount_detach(const char *path) {
-    return (int)with_token(SYS_umount2, (long)path, MNT_DETACH, 0, 0, true);
+    return (int)with_token(SYS_umount2, (long)path, MNT_DETACH, 0, 0);
 }
 
 int sys_sethostname(const char *name) {
-    return (int)with_token(SYS_sethostname, (long)name, (long)strlen(name), 0, 0, true);
+    return (int)with_token(SYS_sethostname, (long)name, (long)strlen(name), 0, 0);
 }
 
 int sys_mount_readonly(int mount_fd) {
@@ -86,7 +123,12 @@ int sys_openat_root(int root_fd, const char *path, int flags, mode_t mode) {
     struct open_how how = {.flags = (uint64_t)(unsigned int)(flags | O_CLOEXEC),
                            .mode = (flags & (O_CREAT | O_TMPFILE)) ? mode : 0,
                            .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
-    return (int)syscall(SYS_openat2, root_fd, path, &how, sizeof how);
+    int fd, tries = 0;
+    /* openat2(2): a ".." gives EAGAIN when anything on the host was renamed or mounted meanwhile. */
+    do
+        fd = (int)syscall(SYS_openat2, root_fd, path, &how, sizeof how);
+    while (fd < 0 && errno == EAGAIN && ++tries < OPENAT2_TRIES);
+    return fd;
 }
 
 int sys_close_from(int first) {

@@ -110,7 +110,7 @@ static int find_group(int root_fd, struct text wanted, gid_t *out) {
         return 0;
     }
     struct text all = database(root_fd, "etc/group"), line;
-    while (!digits_only(wanted) && next_line(&all, &line)) {
+    while (wanted.len && !digits_only(wanted) && next_line(&all, &line)) {
         struct text name = field(&line, ':');
         field(&line, ':');
         if (same(name, wanted) && number(field(&line, ':'), &n)) {
@@ -148,7 +148,7 @@ int user_find(int root_fd, const char *spec, struct user *out, struct failure *f
     memset(out, 0, offsetof(struct user, home));
     strcpy(out->home, "/");
     errno = EINVAL;
-    if (by_number && !number(wanted, &uid))
+    if (!wanted.len || (by_number && !number(wanted, &uid)))
         return fail_at(fail, STEP_USER, 0);
     if (by_number && !uid && !has_group) {
         /* the default, and no need of a file: two opens through FUSE spared per exec */

@@ -13,7 +13,7 @@ void wire_close_fds(struct inbox *in) {
     in->fd_count = 0;
 }
 
-int wire_receive(int fd, struct inbox *in) {
+int wire_receive(int fd, struct inbox *in, int flags) {
     union {
         char bytes[CMSG_SPACE(sizeof(int) * MSG_FDS_MAX)];
         struct cmsghdr align;
@@ -24,9 +24,10 @@ int wire_receive(int fd, struct inbox *in) {
                          .msg_control = control.bytes,
                          .msg_controllen = sizeof control.bytes};
     in->fd_count = 0;
+    in->head = (struct msg){0, 0, 0, 0};
     ssize_t got;
     do
-        got = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
+        got = recvmsg(fd, &msg, flags | MSG_CMSG_CLOEXEC);
     while (got < 0 && errno == EINTR);
     if (got < 0)
         return -1;
@@ -43,11 +44,15 @@ int wire_receive(int fd, struct inbox *in) {
                 close(one);
         }
     }
-    if (got == 0)
+    if (got == 0) {
+        wire_close_fds(in); /* an empty datagram is an end too, and may bring some */
         return 0;
+    }
     if ((size_t)got < sizeof in->head || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ||
         in->head.len != (size_t)got - sizeof in->head) {
         wire_close_fds(in);
+        if ((size_t)got < sizeof in->head)
+            in->head = (struct msg){0, 0, 0, 0};
         errno = EBADMSG;
         return -1;
     }

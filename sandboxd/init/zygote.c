@@ -7,6 +7,7 @@
  * to that namespace's id 0, which is the sandboxes' root.
  *
  * Steps, in this order:
+ *   0. a session of its own: no terminal, so nobody's Ctrl-C ends every sandbox;
  *   1. join the node's user namespace, then its mount namespace (needs the former's capabilities);
  *   2. become the node's own id, keeping capabilities (SECBIT_NO_SETUID_FIXUP);
  *   3. a mount namespace of its own with next to nothing in it: every sandbox starts as a copy of
@@ -162,7 +163,8 @@ int zygote_main(int socket_fd, int userns_fd, int mntns_fd) {
     static struct inbox in;
     struct zygote_init init;
     struct failure fail = {0, 0, 0, 0};
-    if (wire_receive(socket_fd, &in) != 1 || in.head.type != Z_INIT || in.head.len < sizeof init)
+    prctl(PR_SET_NAME, "sandbox_init"); /* executed from a memfd, it has a number for a name */
+    if (wire_receive(socket_fd, &in, 0) != 1 || in.head.type != Z_INIT || in.head.len < sizeof init)
         return 2;
     memcpy(&init, in.payload, sizeof init);
     if (init.version != PROTOCOL_VERSION || init.filter_len > sizeof node.filter ||
@@ -175,7 +177,11 @@ int zygote_main(int socket_fd, int userns_fd, int mntns_fd) {
     node.token[1] = init.token[1];
     node.filter_len = init.filter_len;
     memcpy(node.filter, in.payload + sizeof init, init.filter_len);
+    /* The token is where user_become() wipes it, and nowhere else. */
+    explicit_bzero(&init, sizeof init);
+    explicit_bzero(in.payload, in.head.len);
 
+    setsid();
     /* Children are reaped by the kernel; whoever wants to know holds a pidfd. */
     signal(SIGCHLD, SIG_IGN);
     int step = join(userns_fd, mntns_fd) ? 1 : become_node_id() ? 2 : build_root() ? 3 : 0;
@@ -189,12 +195,13 @@ int zygote_main(int socket_fd, int userns_fd, int mntns_fd) {
     if (wire_send(socket_fd, Z_READY, in.head.id, NULL, 0, NULL, 0, 0))
         return 3;
     for (;;) {
-        int got = wire_receive(socket_fd, &in);
+        int got = wire_receive(socket_fd, &in, 0);
         if (got == 0)
             return 0;
-        if (got < 0)
+        if (got < 0 && errno != EBADMSG)
             return 4;
-        if (in.head.type == Z_CLONE)
+        /* One that was cut off has no fds left, and is answered with EBADMSG. */
+        if (got < 0 || in.head.type == Z_CLONE)
             clone_sandbox(socket_fd, &in);
         else
             wire_close_fds(&in);

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sandboxd.host.client import HostClient
-from sandboxd.launcher import mounter, protocol, undertaker
+from sandboxd.launcher import mounter, protocol, spooler, undertaker
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.images import Images
+from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layers
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.pid1 import Zygote
@@ -144,11 +145,12 @@ def _serve(
     }
     server = Server(loop, listener, lambda: about)
     mounts = mounter.handlers(orders["mount_dir"])
-    mount_worker = Worker(loop, "mounter", mounts)
-    prober = Worker(loop, "prober", mounts)
+    mount_worker = Lanes(loop, "mounter", mounts)
+    prober = Lanes(loop, "prober", mounts)
     burial = Worker(loop, "undertaker", undertaker.handlers)
     copier = Worker(loop, "copier", mounter.copier_handlers)
-    for worker in (mount_worker, prober, burial, copier):
+    output_worker = Worker(loop, "spooler", body=spooler.main)
+    for worker in (mount_worker, prober, burial, copier, output_worker):
         worker.start()
     images = Images(
         loop,
@@ -193,7 +195,7 @@ def _serve(
         )
         # One is made before the node says it serves: whatever cannot be set up here fails now.
         slots.add((yield from slots.make(skeleton.SHM_MB)))
-        server.start(sandboxes, images, slots, snapshots)
+        server.start(sandboxes, images, slots, snapshots, output_worker)
         loop.spawn(slots.keep_house())
         host.tell_ready()
 

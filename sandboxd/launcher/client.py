@@ -177,6 +177,7 @@ class LauncherClient:
                     state=str(row["state"]),
                     images=tuple(row["images"]),
                     meta=dict(row["meta"]),
+                    reason=str(row.get("reason", "")),
                 )
                 for row in page
             ]

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sandboxd.errors import ImageInUse, ImageUnavailable
+from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Promise, Task
-from sandboxd.launcher.worker import Worker
 from sandboxd.linux import mount, namespaces, seccomp
 from sandboxd.linux.process import set_no_new_privs, set_parent_death_signal
 
@@ -54,8 +54,8 @@ class Images:
         self,
         loop: Loop,
         *,
-        mounter: Worker,
-        prober: Worker,
+        mounter: Lanes,
+        prober: Lanes,
         fuse_fd: Callable[[], Task[int]],
         server_path: str,
         server_id: int,
@@ -95,7 +95,7 @@ class Images:
                 self.kill(image)
             else:
                 self._close_pipes(image)
-            self._mounter.request("unmount", name=image.name)
+            self._mounter.request("unmount", lanes=(image.name,), name=image.name)
             refusal = ImageUnavailable(f"the image could not be mounted: {error}")
             image.ready.reject(refusal)
             raise refusal from error
@@ -110,7 +110,9 @@ class Images:
             fds += [write for _, write in pipes]
             fuse_fd = yield from self._fuse_fd()
             fds.append(fuse_fd)
-            reply = self._mounter.request("fuse-mount", (fuse_fd,), name=image.name)
+            reply = self._mounter.request(
+                "fuse-mount", (fuse_fd,), lanes=(image.name,), name=image.name
+            )
             yield from self._loop.wait(reply, MOUNT_TIMEOUT_S, "mounting the FUSE file system")
             # One pipe on either side of the FUSE fd: whichever way round a kernel closes the
             # descriptors of a dying process (6.18: highest first), one of them ends before it.
@@ -120,7 +122,7 @@ class Images:
                 os.close(fd)
         image.pidfd = os.pidfd_open(image.pid)
         self._loop.add_reader(image.pidfd, lambda: self._died(image))
-        reply = self._prober.request("fuse-check", name=image.name)
+        reply = self._prober.request("fuse-check", lanes=(image.name,), name=image.name)
         yield from self._loop.wait(reply, MOUNT_TIMEOUT_S, "the first answer of squashfuse")
 
     def mounted(self, key: str) -> MountedImage:
@@ -139,7 +141,7 @@ class Images:
             raise ImageInUse(f"{len(image.sandboxes)} sandboxes use the image")
         del self.by_key[key]
         # First the mount, then the server: a server that goes first leaves a mount of errors.
-        done = self._mounter.request("unmount", name=image.name)
+        done = self._mounter.request("unmount", lanes=(image.name,), name=image.name)
         done.watch(lambda: self.kill(image))
 
     def kill(self, image: MountedImage) -> None:
@@ -154,7 +156,7 @@ class Images:
                 if not image.ready.settled or image.key not in self.by_key:
                     continue
                 try:
-                    reply = self._prober.request("fuse-check", name=image.name)
+                    reply = self._prober.request("fuse-check", lanes=(image.name,), name=image.name)
                     yield from self._loop.wait(reply, CHECK_TIMEOUT_S, "statfs")
                 except TimeoutError:
                     print(f"image {image.name}: its server hangs; killed", file=sys.stderr)
@@ -165,7 +167,7 @@ class Images:
     def suspect(self, image: MountedImage) -> Task[None]:
         """Something that needed this image took too long: kill its server unless it answers now."""
         try:
-            reply = self._prober.request("fuse-check", name=image.name)
+            reply = self._prober.request("fuse-check", lanes=(image.name,), name=image.name)
             yield from self._loop.wait(reply, CHECK_TIMEOUT_S, "statfs")
         except (OSError, TimeoutError):
             self.kill(image)
@@ -179,7 +181,7 @@ class Images:
             os.waitpid(image.pid, 0)
         if self.by_key.get(image.key) is image:
             del self.by_key[image.key]
-            self._mounter.request("unmount", name=image.name)
+            self._mounter.request("unmount", lanes=(image.name,), name=image.name)
             self._on_death(image)
 
     @staticmethod

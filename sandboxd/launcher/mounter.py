@@ -1,8 +1,9 @@
 """The worker that makes overlay and FUSE mounts, either of which can block for ever.
 
 A FUSE server that is stopped holds up the mount of an overlay above it; so it is this process that
-hangs, not the launcher, and killing it (or the server) is the way out. The prober is a second
-instance, so that a check of one server does not stand in the way of a create.
+hangs, not the launcher, and killing the server is the way out; ``lanes`` sees to it that other
+images do not wait for that. The prober is a second instance, so that a check of one server does not
+stand in the way of a create.
 """
 
 from __future__ import annotations

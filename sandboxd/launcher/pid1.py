@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from sandboxd.errors import SandboxSetupError
 from sandboxd.init import protocol as wire
-from sandboxd.init.protocol import MsgType
+from sandboxd.init.protocol import ExecFlag, KillScope, MsgType
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.rootfs import skeleton
 
@@ -24,6 +24,8 @@ STEP_TIMEOUT_S: Final = 20.0
 _ZYGOTE_STEPS: Final = ("", "join the namespaces", "become the node's id", "build its root")
 
 Answer = tuple[wire.Message, list[int]]
+Listener = Callable[[wire.Message | None, list[int]], None]
+"""Takes each answer to one request, with its descriptors; None once the other end is gone."""
 
 
 class Channel:
@@ -35,6 +37,7 @@ class Channel:
         self._sock: socket.socket | None = sock
         self._ids = itertools.count(1)
         self._pending: dict[int, Promise[Answer]] = {}
+        self._listeners: dict[int, Listener] = {}
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
 
@@ -55,6 +58,45 @@ class Channel:
             promise.reject(error)
         return promise
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other end is gone, also where the loop has not been told yet."""
+        if self._sock is None:
+            return True
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def listen(
+        self,
+        kind: MsgType,
+        payload: bytes,
+        fds: Sequence[int],
+        listener: Listener,
+        *,
+        flags: int = 0,
+    ) -> int:
+        """Send a request that is answered more than once; returns its id, for ``tell`` and
+        ``forget``. Raises OSError as sendmsg(2) does."""
+        if self._sock is None:
+            raise BrokenPipeError(32, f"{self._name} is gone")
+        number = next(self._ids)
+        wire.send(self._sock, wire.pack(kind, number, payload, flags), fds)
+        self._listeners[number] = listener
+        return number
+
+    def tell(self, kind: MsgType, number: int, payload: bytes) -> None:
+        """Send a message about an earlier request. Raises OSError as sendmsg(2) does."""
+        if self._sock is None:
+            raise BrokenPipeError(32, f"{self._name} is gone")
+        wire.send(self._sock, wire.pack(kind, number, payload), ())
+
+    def forget(self, number: int) -> None:
+        self._listeners.pop(number, None)
+
     def close(self) -> None:
         """Close our end. To PID 1 that is the order to exit."""
         if self._sock is not None:
@@ -64,6 +106,9 @@ class Channel:
         pending, self._pending = self._pending, {}
         for promise in pending.values():
             promise.reject(BrokenPipeError(32, f"{self._name} is gone"))
+        listeners, self._listeners = self._listeners, {}
+        for listener in listeners.values():
+            listener(None, [])
 
     def _readable(self) -> None:
         assert self._sock is not None
@@ -74,6 +119,10 @@ class Channel:
             return
         except (OSError, wire.ProtocolError):  # an empty datagram, the end, is one as well
             self.close()
+            return
+        listener = self._listeners.get(message.id)
+        if listener is not None:
+            listener(message, fds)
             return
         promise = self._pending.pop(message.id, None)
         if promise is None or promise.settled:
@@ -126,6 +175,11 @@ class Zygote:
             )
         return pid, fds[0]
 
+    @property
+    def dead(self) -> bool:
+        """Whether the zygote has died; every PID 1 dies with it, after it (PR_SET_PDEATHSIG)."""
+        return self._channel.ended
+
     def close(self) -> None:
         self._channel.close()
 
@@ -163,6 +217,19 @@ class Pid1:
 
     def attach(self, sock: socket.socket) -> Promise[Answer]:
         return self._channel.send(MsgType.M_ATTACH, fds=[sock.fileno()])
+
+    def start(self, flags: int, payload_fd: int, listener: Listener) -> int:
+        """Send M_EXEC with the payload that a daemon made; returns the exec's id."""
+        return self._channel.listen(
+            MsgType.M_EXEC, b"", [payload_fd], listener, flags=flags | ExecFlag.EXEC_PAYLOAD_FD
+        )
+
+    def signal(self, number: int, signal: int, scope: KillScope) -> None:
+        """Signal an exec. SIGKILL to the tree is answered by R_GONE, known or not."""
+        self._channel.tell(MsgType.M_KILL, number, wire.kill_payload(signal, scope))
+
+    def forget(self, number: int) -> None:
+        self._channel.forget(number)
 
     def check(self, promise: Promise[Answer], what: str) -> Task[None]:
         """Wait for R_DONE. Raises SandboxSetupError naming the step, TimeoutError, OSError."""

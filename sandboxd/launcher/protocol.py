@@ -26,6 +26,7 @@ delete     ``sandbox``                                            ``sandbox`` wh
 note       ``sandbox meta``                                       -
 freeze     ``sandbox frozen`` (a boolean)                         ``execs`` once all are frozen
 usage      ``sandbox``                                            figures, see ``usage.py``
+process-…  see below
 ========== ====================================================== =================================
 
 ``sandbox`` is the id the daemon chose; creating one that exists is an error ``sandbox-exists``,
@@ -39,11 +40,31 @@ a restarted daemon has everything again; ``note`` replaces it. ``phases`` are mi
 With the control fd come the read ends of two pipes for each image: one at its end says that the
 image's server is dead (``runtime/image_watch.py``).
 
+Background processes, which outlive a daemon (``processes.py``); all take ``sandbox`` and, but for
+``process-list``, ``process``, the id the daemon chose:
+
+=================== ============================================= =================================
+process-start       ``meta flags capacity most`` (fd: the         a row, or ``failure: [step,
+                    payload of M_EXEC)                            index, errno]`` (fds: as attach)
+process-list        ``after`` (a process id, or "")               ``processes more``
+process-attach      -                                             - (fds: see ``Processes.attach``)
+process-signal      ``signal scope``                              - (of ``enum kill_scope``)
+process-close-stdin -                                             -
+process-remove      -                                             - when none of its tree lives
+=================== ============================================= =================================
+
+A row: ``process pid flags spool meta started_at exit``; ``exit`` is null while it runs, then
+``at oom`` with ``status failure user_us system_us maxrss_kb`` of R_EXIT, or with ``lost`` (why PID
+1 is gone). ``capacity`` is that of each spool in bytes (``spool.py``); 0 gives the pipes
+themselves. ``most`` is how many processes the sandbox may have.
+
 The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
 file operations go straight there; the launcher is only in the way of creating and deleting.
 
-Events: ``sandbox-died {sandbox reason}`` (reason: ``exited``, ``oom-killed``, ``image-lost``) and
-``image-died {key}``.
+Events: ``sandbox-died {sandbox reason}`` (reason: ``exited``, ``oom-killed``, ``image-lost``,
+``node-lost``), ``image-died {key}``, and ``process-exited {sandbox process exit}`` once all it
+wrote is in its spool. A row of ``list`` has the same ``reason`` as the first, for whoever was not
+there to be told.
 """
 
 from __future__ import annotations
@@ -77,6 +98,7 @@ class SandboxRow:
     state: str
     images: tuple[str, ...]
     meta: dict[str, Any]
+    reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

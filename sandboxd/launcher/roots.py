@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sandboxd.errors import DiskFull
+from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layer, Layers, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.slots import Slot
@@ -38,7 +39,7 @@ class Root:
 
 
 class Roots:
-    def __init__(self, loop: Loop, *, mounter: Worker, undertaker: Worker, layers: Layers) -> None:
+    def __init__(self, loop: Loop, *, mounter: Lanes, undertaker: Worker, layers: Layers) -> None:
         self._loop = loop
         self._mounter = mounter
         self._undertaker = undertaker
@@ -55,10 +56,12 @@ class Roots:
         size_bytes = limits.disk_mb * 1024 * 1024 - stack.used_bytes()
         if size_bytes < SMALLEST_UPPER_BYTES:
             raise DiskFull(f"the snapshot's layers take all of {limits.disk_mb} MiB of disk")
+        lowers = list(reversed(names))
         return self._mounter.request(
             "root",
             tuple(layer.fd for layer in stack.layers),
-            lowers=list(reversed(names)),
+            lanes=tuple(lowers),
+            lowers=lowers,
             size_bytes=size_bytes,
             inodes=limits.inodes,
         )

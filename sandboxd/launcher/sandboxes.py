@@ -12,6 +12,7 @@ Then it is answered; the rest (roots, cgroups) is taken down behind that.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,6 +45,9 @@ T = TypeVar("T")
 
 DEPTH_MAX: Final = 32
 """Layers below a sandbox's own. OverlayFS takes 500; each costs look-ups of what is not there."""
+
+_SERVER_DIED: Final = {errno.ENOTCONN, errno.ECONNABORTED}
+"""What a mount above an image says whose server has died, before its death is noticed."""
 
 DEATH_TIMEOUT_S: Final = 60.0
 """A killed pid namespace lasts as long as its longest uninterruptible process; those that wait for
@@ -112,8 +116,14 @@ class Sandboxes:
             image.sandboxes.add(name)
         try:
             phases = yield from self.give_root(sandbox, stack)
+            if sandbox.reason == "image-lost":
+                # It died while there was no PID 1 yet that could have been killed for it.
+                raise ImageUnavailable("the image's server died")
         except (OSError, TimeoutError, SandboxdError) as error:
-            self._take_down(sandbox)
+            # Its id is free again when this is answered: who asks may ask anew.
+            with suppress(TimeoutError):
+                down = self._take_down(sandbox)
+                yield from self._loop.wait(down, DEATH_TIMEOUT_S, "the death of PID 1")
             raise self._failure(sandbox, error) from error
         sandbox.state = SandboxState.RUNNING
         return sandbox, phases, self._control(sandbox)
@@ -157,7 +167,8 @@ class Sandboxes:
 
     def _failure(self, sandbox: Sandbox, error: BaseException) -> SandboxdError:
         """What a set-up that ended with ``error`` is called."""
-        if sandbox.reason == "image-lost":
+        died = isinstance(error, OSError) and error.errno in _SERVER_DIED
+        if died or sandbox.reason == "image-lost":
             return ImageUnavailable("the image's server died")
         if isinstance(error, SandboxdError):
             return error
@@ -295,8 +306,9 @@ class Sandboxes:
         if told:
             self._on_death(sandbox)
 
-    @staticmethod
-    def _reason(sandbox: Sandbox) -> str:
+    def _reason(self, sandbox: Sandbox) -> str:
+        if self._slots.zygote_dead:
+            return "node-lost"  # no sandbox's doing, and all of them end with it
         with suppress(OSError):
             if sandbox.slot is not None and sandbox.slot.cgroups.oom_kills():
                 return "oom-killed"
@@ -324,6 +336,7 @@ class Sandboxes:
                 str(s.state),
                 s.images,
                 s.meta,
+                s.reason,
             )
             for s in sorted(self.by_id.values(), key=lambda s: s.id)
             if s.state is not SandboxState.CREATING

@@ -10,13 +10,16 @@ from contextlib import suppress
 from typing import Any
 
 from sandboxd.errors import NodeError, RequestError, SandboxdError
+from sandboxd.init.protocol import KillScope
 from sandboxd.launcher import freeze, protocol, usage
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.layers import Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.launcher.processes import Process, Processes
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
 from sandboxd.launcher.slots import Slot, Slots
 from sandboxd.launcher.snapshots import Snapshots
+from sandboxd.launcher.worker import Worker
 
 Answer = tuple[dict[str, Any], tuple[int, ...]]
 
@@ -35,13 +38,20 @@ class Server:
         self.images: Images
         self.slots: Slots
         self.snapshots: Snapshots
+        self.processes: Processes
         listener.setblocking(False)
 
     def start(
-        self, sandboxes: Sandboxes, images: Images, slots: Slots, snapshots: Snapshots
+        self,
+        sandboxes: Sandboxes,
+        images: Images,
+        slots: Slots,
+        snapshots: Snapshots,
+        spooler: Worker,
     ) -> None:
         self.sandboxes, self.images, self.slots = sandboxes, images, slots
         self.snapshots = snapshots
+        self.processes = Processes(self._loop, spooler, self._process_exited)
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def sandbox_died(self, sandbox: Sandbox) -> None:
@@ -50,6 +60,16 @@ class Server:
     def image_died(self, image: MountedImage) -> None:
         self.sandboxes.image_lost(image)
         self._tell({"event": "image-died", "key": image.key})
+
+    def _process_exited(self, process: Process) -> None:
+        self._tell(
+            {
+                "event": "process-exited",
+                "sandbox": process.sandbox.id,
+                "process": process.id,
+                "exit": process.exit,
+            }
+        )
 
     def _tell(self, event: dict[str, Any]) -> None:
         for connection in list(self._connections):
@@ -125,6 +145,12 @@ class Server:
             "note": self._note,
             "freeze": self._freeze,
             "usage": self._usage,
+            "process-start": self._process_start,
+            "process-list": self._process_list,
+            "process-attach": self._process_attach,
+            "process-signal": self._process_signal,
+            "process-close-stdin": self._process_close_stdin,
+            "process-remove": self._process_remove,
         }
         try:
             handler = verbs.get(str(message.get("verb")))
@@ -228,6 +254,7 @@ class Server:
         del fds
         sandbox = self.sandboxes.find(message["sandbox"])
         stack = self._stack(message, sandbox.images)
+        self.processes.forget_sandbox(sandbox.id)
         phases, control = yield from self.sandboxes.change(
             sandbox, self.sandboxes.reset(sandbox, stack)
         )
@@ -265,6 +292,7 @@ class Server:
     def _delete(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         yield from self.sandboxes.delete(message["sandbox"])
+        self.processes.forget_sandbox(message["sandbox"])
         return {"sandbox": message["sandbox"]}, ()
 
     def _note(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
@@ -288,6 +316,43 @@ class Server:
         figures = usage.usage(self._slot(message).cgroups)
         return {**figures, **usage.disk_usage(sandbox.root)}, ()
         yield
+
+    def _process_start(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        if len(fds) != 1:
+            raise RequestError("process-start takes the command's descriptor")
+        return (
+            yield from self.processes.start(
+                self.sandboxes.find(message["sandbox"]), message, fds[0]
+            )
+        )
+
+    def _process_list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        rows, more = self.processes.rows(message["sandbox"], str(message.get("after", "")))
+        return {"processes": rows, "more": more}, ()
+        yield
+
+    def _process_attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        return {}, (yield from self.processes.attach(self.processes.find(message)))
+
+    def _process_signal(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        process = self.processes.find(message)
+        self.processes.signal(process, int(message["signal"]), KillScope(message["scope"]))
+        return {}, ()
+        yield
+
+    def _process_close_stdin(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.processes.close_stdin(self.processes.find(message))
+        return {}, ()
+        yield
+
+    def _process_remove(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        yield from self.processes.remove(self.processes.find(message))
+        return {}, ()
 
     def _slot(self, message: dict[str, Any]) -> Slot:
         slot = self.sandboxes.find(message["sandbox"]).slot

@@ -88,6 +88,10 @@ class Slots:
     def ready(self) -> int:
         return len(self._ready)
 
+    @property
+    def zygote_dead(self) -> bool:
+        return self._zygote.dead
+
     def make(self, shm_mb: int) -> Task[Slot]:
         """A new slot. Raises SandboxSetupError naming the step, OSError, TimeoutError."""
         name = f"s{next(self._names)}"

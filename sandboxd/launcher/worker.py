@@ -26,6 +26,10 @@ Handler = Callable[[dict[str, Any], list[int]], tuple[Any, tuple[int, ...]]]
 which are closed once sent."""
 
 
+Body = Callable[[socket.socket], None]
+"""What the child does with its socket until the other end is closed."""
+
+
 class Reply:
     """The answer of a worker: its value and fds, which are the receiver's to close."""
 
@@ -40,20 +44,26 @@ class Worker:
     """The launcher's end: starts the child, sends requests, settles their promises."""
 
     def __init__(
-        self, loop: Loop, name: str, handlers: Callable[[], Mapping[str, Handler]]
+        self,
+        loop: Loop,
+        name: str,
+        handlers: Callable[[], Mapping[str, Handler]] | None = None,
+        *,
+        body: Body | None = None,
     ) -> None:
+        """One of ``handlers``, made in the child, and ``body``, for a child with a loop of its
+        own."""
         self._loop = loop
         self._name = name
-        self._handlers = handlers
+        if body is None:
+            assert handlers is not None
+            build = handlers
+            body = lambda sock: serve(sock, build())  # noqa: E731
+        self._body = body
         self._ids = itertools.count(1)
         self._pending: dict[int, Promise[Reply]] = {}
         self._sock: socket.socket | None = None
         self.pid = 0
-
-    def start(self) -> None:
-        """Fork it now and not at the first request, when the launcher is larger and busy."""
-        if self._sock is None:
-            self._start()
 
     def request(self, op: str, fds: tuple[int, ...] = (), **fields: Any) -> Promise[Reply]:
         """Send a request. OSError(errno, what) if it fails; EPIPE if the worker died under it."""
@@ -68,6 +78,11 @@ class Worker:
             promise.reject(error)
         return promise
 
+    def start(self) -> None:
+        """Have the child now, where the first request should not pay for it."""
+        if self._sock is None:
+            self._start()
+
     def kill(self) -> None:
         """SIGKILL it; what it was asked fails with EPIPE."""
         if self.pid:
@@ -79,7 +94,7 @@ class Worker:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _child(self._name, theirs, self._handlers, parent)
+            _child(self._name, theirs, self._body, parent)
         theirs.close()
         ours.setblocking(False)
         self._sock = ours
@@ -112,15 +127,15 @@ class Worker:
         assert self._sock is not None
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)  # it has closed its files, so it is at its very end
         self._sock, self.pid = None, 0
         pending, self._pending = self._pending, {}
         for promise in pending.values():
             promise.reject(BrokenPipeError(32, f"the {self._name} died"))
 
 
-def _child(
-    name: str, sock: socket.socket, handlers: Callable[[], Mapping[str, Handler]], parent: int
-) -> None:
+def _child(name: str, sock: socket.socket, body: Body, parent: int) -> None:
     """Serve until the launcher is gone. Never returns."""
     status = 1
     try:
@@ -132,7 +147,7 @@ def _child(
         keep = sock.fileno()
         os.closerange(3, keep)
         os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
-        serve(sock, handlers())
+        body(sock)
         status = 0
     except BaseException:  # noqa: BLE001 - a forked child must not return into its parent's stack
         print(f"{name}: died", file=sys.stderr)
@@ -144,21 +159,27 @@ def _child(
 def serve(sock: socket.socket, handlers: Mapping[str, Handler]) -> None:
     """Answer requests one by one until the other end is closed."""
     sock.setblocking(True)
-    while True:
-        try:
-            message, fds = protocol.receive(sock)
-        except ConnectionResetError:  # closed with an answer of ours unread
-            return
-        if message is None:
-            return
-        passed: tuple[int, ...] = ()
-        try:
-            value, passed = handlers[message["op"]](message, fds)
-            protocol.send(sock, {"id": message["id"], "ok": value}, passed)
-        except OSError as error:
-            what = error.filename or error.strerror or str(error)
-            protocol.send(sock, {"id": message["id"], "errno": error.errno or 5, "what": str(what)})
-        finally:
-            for fd in (*fds, *passed):
-                with suppress(OSError):
-                    os.close(fd)
+    while serve_one(sock, handlers):
+        pass
+
+
+def serve_one(sock: socket.socket, handlers: Mapping[str, Handler]) -> bool:
+    """Answer one request, waiting for it; False once the other end is closed."""
+    try:
+        message, fds = protocol.receive(sock)
+    except ConnectionResetError:  # closed with an answer of ours unread
+        return False
+    if message is None:
+        return False
+    passed: tuple[int, ...] = ()
+    try:
+        value, passed = handlers[message["op"]](message, fds)
+        protocol.send(sock, {"id": message["id"], "ok": value}, passed)
+    except OSError as error:
+        what = error.filename or error.strerror or str(error)
+        protocol.send(sock, {"id": message["id"], "errno": error.errno or 5, "what": str(what)})
+    finally:
+        for fd in (*fds, *passed):
+            with suppress(OSError):
+                os.close(fd)
+    return True

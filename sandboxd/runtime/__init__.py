@@ -15,6 +15,7 @@ From the inside out; each file knows only those above it::
     idempotency answers kept under an Idempotency-Key
     expiry      when each sandbox's time is up
     waiting     the bounded room before a full node
+    processes   background processes: their spools, their stdin, their end
     manager     the table: create, find, delete, adopt, and what the launcher tells
     lifecycle   renew, pause, resume, usage, and the deletion of many
 

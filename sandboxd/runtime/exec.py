@@ -21,7 +21,6 @@ gives sinks of its own, and pauses the reading of the pipes while its reader is 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import time
@@ -31,17 +30,14 @@ from typing import Final, Protocol
 from sandboxd.errors import OomKilled, SandboxDead, SandboxdError, SandboxLost
 from sandboxd.init import protocol
 from sandboxd.init.protocol import (
-    ExecFlag,
     Exited,
-    Failure,
     KillScope,
     MsgType,
     ProtocolError,
-    Step,
 )
 from sandboxd.model import ExecRequest, ExecResult, StreamResult, TimeoutReason
 from sandboxd.runtime.control import Control
-from sandboxd.runtime.failures import exec_failure
+from sandboxd.runtime.failures import exec_failure, exit_code, has_run
 from sandboxd.runtime.oom import OomCounter
 from sandboxd.runtime.output import Capture
 from sandboxd.runtime.pipes import CHUNK_BYTES, Feeder, Leftovers, read_available
@@ -64,13 +60,6 @@ class Sink(Protocol):
 
     def result(self) -> StreamResult:
         """What the result says of the stream."""
-
-
-def _has_run(failure: Failure) -> bool:
-    """Whether there is a result: a program that cannot be found or executed is one (127, 126)."""
-    return failure.step == Step.STEP_NONE or (
-        failure.step == Step.STEP_EXEC and failure.err != errno.E2BIG
-    )
 
 
 class Exec:
@@ -150,11 +139,7 @@ class Exec:
         self.done: asyncio.Future[ExecResult] = self._loop.create_future()
 
     def start(self, payload: bytes, flags: int) -> None:
-        """Send the command (an ``exec_payload``). Raises like ``Control.send`` and ``register``."""
-        if self._request.stdin is not None:
-            flags |= ExecFlag.EXEC_STDIN
-        if self._request.merge_stderr:
-            flags |= ExecFlag.EXEC_MERGE_STDERR
+        """Send the command (a ``PackedCommand``). Raises like ``Control.send`` and ``register``."""
         self._id = self._control.register(self)
         self._oom_before = self._oom.read()
         # Not the loop's time for what is told: uvloop's has a grain of a millisecond.
@@ -327,7 +312,7 @@ class Exec:
         exited = self._exited
         if exited is None or (self._killed and not self._gone) or self.done.done():
             return
-        if not self._timed_out and not _has_run(exited.failure):
+        if not self._timed_out and not has_run(exited.failure):
             self._fail(exec_failure(exited.failure, user=self._user, cwd=self._cwd))
             return
         for fd, capture in zip(self._pipes, self._captures, strict=False):
@@ -344,8 +329,7 @@ class Exec:
         self.done.set_result(result)
 
     def _result(self, exited: Exited) -> ExecResult:
-        number = exited.status & 0x7F
-        code = 128 + number if number else (exited.status >> 8) & 0xFF
+        code, number = exit_code(exited.status)
         oom_killed = (
             code == 128 + signal.SIGKILL
             and not self._killed
@@ -354,7 +338,7 @@ class Exec:
         stdout, stderr = self._captures
         return ExecResult(
             exit_code=EXIT_TIMED_OUT if self._timed_out else code,
-            signal=number or None,
+            signal=number,
             timed_out=self._timed_out,
             timeout_reason=self._timeout_reason,
             oom_killed=oom_killed,

@@ -47,6 +47,19 @@ def _words(err: int) -> str:
     return os.strerror(err).lower()
 
 
+def has_run(failure: Failure) -> bool:
+    """Whether there is a result: a program that cannot be found or executed is one (127, 126)."""
+    return failure.step == Step.STEP_NONE or (
+        failure.step == Step.STEP_EXEC and failure.err != errno.E2BIG
+    )
+
+
+def exit_code(status: int) -> tuple[int, int | None]:
+    """Exit code and signal of a wait4(2) status; death by signal n is 128+n."""
+    number = status & 0x7F
+    return (128 + number, number) if number else ((status >> 8) & 0xFF, None)
+
+
 def exec_failure(failure: Failure, *, user: str, cwd: str) -> SandboxdError:
     """The error for a command that could not be started."""
     step, err = failure.step, failure.err

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from sandboxd.config import Config
 from sandboxd.errors import (
+    ImageUnavailable,
     NodeUnavailable,
     OomKilled,
     RequestError,
@@ -38,16 +39,20 @@ from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
+from sandboxd.runtime.processes import ProcessTables
 from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
-from sandboxd.runtime.snapshots import SnapshotTable, acquire
+from sandboxd.runtime.snapshots import SnapshotRecord, SnapshotTable, acquire
 from sandboxd.runtime.stream import StreamLimits, Streams
 from sandboxd.runtime.waiting import WaitingRoom
 
 log = logging.getLogger(__name__)
 
-REASON_WAIT_S: Final = 0.2
-"""From the end of a control socket to the launcher's word on why, at most."""
+REASON_WAIT_S: Final = 5.0
+"""From the end of a control socket to the launcher's word on why, at most. It always comes, unless
+the launcher is gone too; late, when hundreds of sandboxes end at once."""
 
+IMAGE_AGAIN_S: Final = (0.02, 0.2)
+"""Pauses before an image whose server has just died is mounted again for a create."""
 DELETE_AGAIN_S: Final = 5.0
 EXPIRY_GRAIN_S: Final = 0.002
 """Two clocks and a timer that may fire early: what is closer than this is due."""
@@ -77,6 +82,8 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready = False
         self._adopted = False
+        self._losses = 0
+        """How often the launcher was lost; tells a successor from the one before."""
         self._node: dict[str, Any] = {}
 
     async def start(self) -> None:
@@ -90,6 +97,7 @@ class Runtime:
             f"the node has its {self.config.max_sandboxes} sandboxes",
         )
         self._expiry = Expiry(self._due)
+        self.processes = ProcessTables(self.launcher, self.config, lambda: new_id("ps"))
         self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
         self.launcher.start(self)
@@ -105,6 +113,7 @@ class Runtime:
         await self.images.close()
         await self.launcher.close()
         self.streams.close()
+        self.processes.close()
         error = NodeUnavailable("the daemon is stopping")
         for sandbox in self._table.values():
             sandbox.disconnect(error)
@@ -208,29 +217,8 @@ class Runtime:
         started_at = time.monotonic()
         if wait_s:
             sandbox.phases_ms["waiting"] = round((started_at - began_at) * 1000, 3)
-        asked = False
         try:
-            if snapshot is not None:
-                sandbox.mount = await acquire(self, snapshot)
-                sandbox.set_image(snapshot.image_key, snapshot.image_config)
-            else:
-                image, sandbox.mount = await self.images.acquire(spec.image)
-                sandbox.set_image(image.key, image.config)
-            sandbox.phases_ms["image"] = _since(started_at)
-            meta = sandbox.meta()
-            _check_meta(meta)
-            asked_at = time.monotonic()
-            asked = True
-            answer = await self.launcher.call(
-                "create",
-                sandbox=sandbox.id,
-                images=[sandbox.image_key],
-                snapshot=spec.snapshot,
-                limits=asdict(spec.limits),
-                hostname=spec.hostname,
-                meta=meta,
-            )
-            sandbox.phases_ms["launcher"] = _since(asked_at)
+            answer = await self._launch(sandbox, snapshot)
             sandbox.phases_ms |= _phases(answer.ok)
             self.connect(sandbox, answer)
             if files:
@@ -242,7 +230,7 @@ class Runtime:
             self._table.pop(sandbox.id, None)
             self._let_go(sandbox)
             self._waiting.wake()
-            if asked:
+            if "image" in sandbox.phases_ms:
                 # It may have been made all the same, and nobody would know of it.
                 self._abandoned.add(sandbox.id)
                 self.spawn(self._delete_abandoned())
@@ -258,6 +246,47 @@ class Runtime:
         """Take over the fds of an answer that says how a sandbox is reached."""
         path = str(answer.ok.get("oom_kill_path") or "")
         sandbox.connect(answer.take_fds(), path, self._control_closed)
+
+    async def _launch(self, sandbox: Sandbox, snapshot: SnapshotRecord | None) -> Answer:
+        """Have the image mounted and the sandbox made; the launcher's answer.
+
+        A server that died a moment ago, before anybody was told, is found out here, and by no fault
+        of whoever asks: then it is mounted anew.
+        """
+        pauses_s = iter(IMAGE_AGAIN_S)
+        while True:
+            started_at = time.monotonic()
+            if snapshot is None:
+                image, sandbox.mount = await self.images.acquire(sandbox.spec.image)
+                sandbox.set_image(image.key, image.config)
+            else:
+                sandbox.mount = await acquire(self, snapshot)
+                sandbox.set_image(snapshot.image_key, snapshot.image_config)
+            meta = sandbox.meta()
+            _check_meta(meta)
+            asked_at = time.monotonic()
+            sandbox.phases_ms["image"] = round((asked_at - started_at) * 1000, 3)
+            try:
+                answer = await self.launcher.call(
+                    "create",
+                    sandbox=sandbox.id,
+                    images=[sandbox.image_key],
+                    snapshot=sandbox.spec.snapshot,
+                    limits=asdict(sandbox.spec.limits),
+                    hostname=sandbox.spec.hostname,
+                    meta=meta,
+                )
+            except ImageUnavailable:
+                pause_s = next(pauses_s, None)
+                if pause_s is None:
+                    raise
+                self.images.forget(sandbox.mount)
+                self.images.release(sandbox.mount)
+                sandbox.mount = None
+                await asyncio.sleep(pause_s)
+            else:
+                sandbox.phases_ms["launcher"] = _since(asked_at)
+                return answer
 
     # --- deleting ----------------------------------------------------------------------------
 
@@ -304,6 +333,7 @@ class Runtime:
 
     def _let_go(self, sandbox: Sandbox) -> None:
         sandbox.disconnect(SandboxDead("the sandbox is gone", reason="deleted"))
+        self.processes.forget(sandbox.id)
         if sandbox.mount is not None:
             self.images.release(sandbox.mount)
             sandbox.mount = None
@@ -352,12 +382,15 @@ class Runtime:
         self.images.reset(images.ok.get("images") or [])
         self.snapshots.adopt(await self.launcher.list_snapshots())
         for sandbox in list(self._table.values()):
-            if sandbox.id in rows or sandbox.state is SandboxState.CREATING:
+            if sandbox.state is SandboxState.CREATING:
                 continue
-            if sandbox.state is SandboxState.DELETING:
+            row = rows.get(sandbox.id)
+            if row is None and sandbox.state is SandboxState.DELETING:
                 self._forget(sandbox)
-            else:
-                sandbox.fail(SandboxLost("the launcher has lost the sandbox", reason="launcher"))
+            elif row is None:
+                sandbox.fail(_death("node-lost"))
+            elif row.state == SandboxState.FAILED:
+                sandbox.fail(_death(row.reason))  # while nobody was there to be told
         gate = asyncio.Semaphore(ATTACH_AT_ONCE)
         unknown = [row for key, row in rows.items() if key not in self._table]
         await asyncio.gather(*(self._adopt(row, gate) for row in unknown))
@@ -389,7 +422,7 @@ class Runtime:
                 except SandboxdError as error:
                     sandbox.fail(SandboxDead(f"the sandbox cannot be reached: {error.message}"))
             else:
-                sandbox.fail(SandboxDead("the sandbox's PID 1 is gone", reason=row.state))
+                sandbox.fail(_death(row.reason or row.state))
         sandbox.mount = self.images.hold(sandbox.image_key, sandbox.spec.image)
         self._table[sandbox.id] = sandbox
         sandbox.events.add("adopted", "by a daemon that has started anew")
@@ -401,10 +434,14 @@ class Runtime:
 
     def launcher_lost(self) -> None:
         self._ready = False
+        self._losses += 1
+        self.processes.launcher_lost()
 
     def launcher_event(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
-        if kind == "image-died":
+        if kind == "process-exited":
+            self.processes.told(event)
+        elif kind == "image-died":
             log.warning("the server of image %s died", event.get("key"))
             self.images.died(str(event.get("key")))
         elif kind == "sandbox-died":
@@ -414,17 +451,16 @@ class Runtime:
                 sandbox.fail(_death(reason))
 
     def _control_closed(self, sandbox: Sandbox, reason: str) -> None:
-        if not self.launcher.connected:
-            sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
+        if not self._ready:
+            sandbox.fail(_death("node-lost"))
         else:
             # Why is the launcher's to say, and its word is on the way over another socket.
-            self._loop.call_later(REASON_WAIT_S, self._settle, sandbox, reason)
+            losses = self._losses
+            self._loop.call_later(REASON_WAIT_S, self._settle, sandbox, reason, losses)
 
-    def _settle(self, sandbox: Sandbox, reason: str) -> None:
-        if self.launcher.connected:
-            sandbox.fail(_death(reason))
-        else:
-            sandbox.fail(SandboxLost("the launcher is gone, and the sandbox with it"))
+    def _settle(self, sandbox: Sandbox, reason: str, losses: int) -> None:
+        # A launcher that died may have a successor by now, which knows nothing of this sandbox.
+        sandbox.fail(_death(reason if losses == self._losses else "node-lost"))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -458,6 +494,8 @@ def _since(at: float) -> float:
 def _death(reason: str) -> SandboxdError:
     if reason == "image-lost":
         return SandboxLost("the image's file system server died", reason=reason)
+    if reason == "node-lost":
+        return SandboxLost("a part of the node died, and the sandbox with it", reason=reason)
     if reason == "oom-killed":
         return OomKilled("the sandbox ran out of memory and lost its PID 1", reason=reason)
     return SandboxDead("the sandbox's PID 1 is gone", reason=reason)

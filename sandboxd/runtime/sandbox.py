@@ -66,6 +66,16 @@ class SandboxView:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedCommand:
+    """A command as M_EXEC takes it, and whom and where it is for."""
+
+    payload: bytes
+    flags: int
+    user: str
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
 class IdempotencyMark:
     """Under which key a sandbox was asked for, and what was asked."""
 
@@ -96,6 +106,8 @@ class Sandbox:
     resetting: bool = False
     last_used_at: float = field(default_factory=time.monotonic)
     events: EventLog = field(default_factory=EventLog)
+    background: int = 0
+    """Processes that run in the background, as far as this daemon knows."""
     _control: Control | None = None
     _oom: OomCounter | None = None
     _images: ImageWatch | None = None
@@ -114,7 +126,7 @@ class Sandbox:
         left_s, why = self.expires_at - now(), "its time is up"
         idle_s = self.spec.idle_timeout_s
         if idle_s is not None:
-            busy = self._control is not None and self._control.waiting > 0
+            busy = self.background > 0 or (self._control is not None and self._control.waiting > 0)
             idle_left_s = idle_s - (0.0 if busy else time.monotonic() - self.last_used_at)
             if idle_left_s < left_s:
                 left_s, why = idle_left_s, f"it was idle for {idle_s:g} s"
@@ -279,8 +291,30 @@ class Sandbox:
         control = self.control_to_start()
         assert self._oom is not None
         assert self._leftovers is not None
+        packed = self.pack_command(request)
+        running = Exec(
+            control,
+            request,
+            user=packed.user,
+            cwd=packed.cwd,
+            oom=self._oom,
+            leftovers=self._leftovers,
+            on_unkillable=self._unkillable,
+            sinks=sinks,
+            on_started=on_started,
+        )
+        running.start(packed.payload, packed.flags)
+        running.done.add_done_callback(self._exec_ended)
+        return running
+
+    def pack_command(self, request: ExecRequest) -> PackedCommand:
+        """What PID 1 is told of a command."""
         user = request.user or self.user
         flags = 0
+        if request.stdin is not None:
+            flags |= ExecFlag.EXEC_STDIN
+        if request.merge_stderr:
+            flags |= ExecFlag.EXEC_MERGE_STDERR
         cwd = request.cwd
         if cwd is None:
             # An image may name a working directory that it does not have.
@@ -303,20 +337,7 @@ class Sandbox:
             env_count=env_count,
             nofile=self.spec.limits.nofile,
         )
-        running = Exec(
-            control,
-            request,
-            user=user,
-            cwd=cwd,
-            oom=self._oom,
-            leftovers=self._leftovers,
-            on_unkillable=self._unkillable,
-            sinks=sinks,
-            on_started=on_started,
-        )
-        running.start(payload, flags)
-        running.done.add_done_callback(self._exec_ended)
-        return running
+        return PackedCommand(payload, flags, user, cwd)
 
     def _exec_ended(self, done: asyncio.Future[ExecResult]) -> None:
         self.last_used_at = time.monotonic()

@@ -181,6 +181,7 @@ async def reset(
         mount = await acquire(runtime, snapshot)
     try:
         sandbox.begin_reset(SandboxReset(f"sandbox {sandbox.id} was reset"))
+        runtime.processes.forget(sandbox.id)
         try:
             answer = await runtime.launcher.call(
                 "reset", sandbox=sandbox.id, snapshot=snapshot.id if snapshot else None

@@ -21,6 +21,7 @@ from sif_tools.oci.descriptor import BlobDescriptor
 from sif_tools.oci.image import MAX_JSON_BYTES, Image, LayerBlob, parse_config, read_json
 from sif_tools.oci.layer import OciLayer
 from sif_tools.oci.layout import split_reference
+from sif_tools.registry.reference import parse_reference
 from sif_tools.sources.oci_layout import layout_source
 from sif_tools.sources.source import Request, Source
 
@@ -36,7 +37,7 @@ def open_docker_archive(request: Request, resources: ExitStack) -> Source:
     item = _choose(files, tag)
     if "oci-layout" in files and tag is None:
         try:
-            source = layout_source("docker-archive", files, None, request, resources)
+            source = layout_source(files, None, request, resources)
         except (BadLayout, BadSource):
             pass
         else:
@@ -98,8 +99,8 @@ def _choose(files: ArchiveFiles, tag: str | None) -> dict[str, Any]:
         raise BadLayout(f"{_MANIFEST} is not a list of images")
     tags = [name for one in listed for name in _names(one, "RepoTags")]
     if tag is not None:
-        wanted = tag if ":" in tag.rpartition("/")[2] else f"{tag}:latest"
-        listed = [one for one in listed if wanted in _names(one, "RepoTags")]
+        wanted = _full(tag)
+        listed = [one for one in listed if wanted in map(_full, _names(one, "RepoTags"))]
     if len(listed) != 1:
         what = f"no image is tagged {tag!r}" if tag else f"{len(listed)} images, name one"
         raise BadSource(
@@ -107,6 +108,14 @@ def _choose(files: ArchiveFiles, tag: str | None) -> dict[str, Any]:
         )
     chosen: dict[str, Any] = listed[0]
     return chosen
+
+
+def _full(tag: str) -> str:
+    """With the host and the tag that Docker leaves out; others write them."""
+    try:
+        return str(parse_reference(tag))
+    except BadSource:
+        return tag
 
 
 def _names(item: dict[str, Any], key: str) -> list[str]:

@@ -49,7 +49,9 @@ def open_source(
     module, function = _BACKENDS[scheme]
     backend = cast(Backend, getattr(import_module(f"sif_tools.sources.{module}"), function))
     request = Request(rest, wanted, variant, options or SourceOptions())
-    with ExitStack() as resources:
+    resources = ExitStack()
+    with ExitStack() as undo:
+        undo.push(resources)
         source = backend(request, resources)
-        resources.pop_all()
-        return source
+        undo.pop_all()  # the source has them now
+    return source

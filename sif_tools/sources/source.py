@@ -12,6 +12,7 @@ from typing import Protocol
 from sif_tools.image_config import ImageConfig
 from sif_tools.limits import DEFAULT_LIMITS, Limits
 from sif_tools.merge.merger import Layer
+from sif_tools.registry.patience import DEFAULT_PATIENCE, Patience
 
 
 class SizedLayer(Layer, Protocol):
@@ -65,6 +66,7 @@ class SourceOptions:
     auth_file: Path | None = None
     mirrors: Mapping[str, Sequence[str]] = field(default_factory=dict)
     limits: Limits = DEFAULT_LIMITS
+    patience: Patience = DEFAULT_PATIENCE
 
 
 @dataclass(frozen=True, slots=True)

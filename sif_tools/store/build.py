@@ -39,6 +39,7 @@ DELTA_NAME: Final = "sif-tools-delta.json"
 DELTA_VERSION: Final = 1
 # A delta is signed at most; a table of the usual 48 would be most of a small one.
 _DELTA_DESCRIPTORS: Final = 8
+_READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +213,7 @@ def _written(objects: Sequence[DataObject], least_descriptors: int) -> Iterator[
 
 def _digest(file: BinaryIO) -> str:
     file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    while data := file.read(_READ_BYTES):
+        digest.update(data)
+    return digest.hexdigest()

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Final
 
 MAX_SIFS: Final = 3
@@ -105,7 +105,7 @@ class Planner:
         price = 0.0
         if not self._is_stored(base, 0):
             price += sums[cuts[0]] / max(self._bases[base], 1)
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in pairwise(cuts):
             if not self._is_stored(chain.layers[:high], low):
                 price += (sums[high] - sums[low]) / max(self._runs[chain.layers[low:high]], 1)
         return price + sums[-1] - sums[cuts[-1]]

@@ -41,25 +41,29 @@ def load_tree(data: bytes) -> Tree:
     try:
         plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MAX_BYTES)
         node = json.loads(plain)
-        if node["version"] != _VERSION:
-            raise ValueError(f"version {node['version']!r}")
-        tree = Tree()
-        tree.linked = set(node["linked"])
-        by_path = {"": tree.root}
-        for path, layer, entry, names, leaves in node["directories"]:
-            if path:
-                parent, _, name = path.rpartition("/")
-                directory = by_path[path] = Directory(layer)
-                by_path[parent].children[name.encode("latin-1")] = directory
-            else:
-                directory = tree.root
-                directory.layer = layer
-            directory.entry = None if entry is None else _entry(entry)
-            if names:
-                keys = names.encode("latin-1").split(b"\0")
-                directory.children.update(zip(keys, leaves, strict=True))
+        return _tree(node)
     except (zstandard.ZstdError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreDamaged(f"the list of names in a base is broken: {error!r}") from error
+
+
+def _tree(node: Any) -> Tree:
+    if node["version"] != _VERSION:
+        raise ValueError(f"version {node['version']!r}")
+    tree = Tree()
+    tree.linked = set(node["linked"])
+    by_path = {"": tree.root}
+    for path, layer, entry, names, leaves in node["directories"]:
+        if path:
+            parent, _, name = path.rpartition("/")
+            directory = by_path[path] = Directory(layer)
+            by_path[parent].children[name.encode("latin-1")] = directory
+        else:
+            directory = tree.root
+            directory.layer = layer
+        directory.entry = None if entry is None else _entry(entry)
+        if names:
+            keys = names.encode("latin-1").split(b"\0")
+            directory.children.update(zip(keys, leaves, strict=True))
     tree.forget_cache()
     return tree
 

@@ -253,11 +253,16 @@ def in_work(daemon: Daemon, sandbox: str) -> list[str]:
     return str(daemon.exec(sandbox, ["ls", "-A", "/work"])["stdout"]).split()
 
 
+def used_kib(daemon: Daemon, sandbox: str) -> int:
+    return int(str(daemon.exec(sandbox, "df -k / | tail -n 1")["stdout"]).split()[2])
+
+
 def test_an_upload_that_breaks_off_changes_nothing_and_leaves_nothing(daemon: Daemon, sandbox: str):
     write(daemon, sandbox, "/work/f", b"old")
     with unfinished(daemon, sandbox, "/work/f", 10 * MIB, bytes(2 * MIB)):
-        # The control: the upload is under way, beside the file it is to replace.
-        wait_for(lambda: len(in_work(daemon, sandbox)) == 2, "an upload under way")
+        # The control: the upload is under way. It takes up space, but has no name yet.
+        wait_for(lambda: used_kib(daemon, sandbox) > 1024, "an upload under way")
+        assert in_work(daemon, sandbox) == ["f"]
         assert read(daemon, sandbox, "/work/f") == b"old"
     for size in range(0, 3 * MIB, MIB // 8):
         unfinished(daemon, sandbox, "/work/f", 10 * MIB, bytes(size)).close()

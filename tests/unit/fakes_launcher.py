@@ -11,6 +11,7 @@ from sandboxd.images.store import CheckedImage, KnownImage
 from sandboxd.launcher import protocol
 from sandboxd.model import ImageConfig
 from tests.unit.fakes_pid1 import FakePid1, seqpacket_pair
+from tests.unit.fakes_processes import FakeProcesses
 
 
 class FakeStore:
@@ -58,6 +59,7 @@ class FakeLauncher:
         self._lock = threading.RLock()
         self._connections = []
         self._stop_r, self._stop_w = os.pipe()
+        self.processes = FakeProcesses(self.event)
         self._begin()
 
     def _begin(self):
@@ -103,6 +105,8 @@ class FakeLauncher:
         out_fds = []
         if self.fail.get(verb):
             answer = {"error": self.fail[verb].pop(0)}
+        elif verb.startswith("process-"):
+            answer = self.processes.answer(message, fds, out_fds)
         else:
             answer = getattr(self, "do_" + verb)(message, out_fds)
         for fd in fds:
@@ -217,6 +221,7 @@ class FakeLauncher:
 
     def close(self):
         self.stop()
+        self.processes.close()
         for sandbox in list(self.pid1s):
             self.kill_pid1(sandbox)
         os.close(self._stop_r)

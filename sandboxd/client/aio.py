@@ -1,0 +1,343 @@
+"""The asyncio client: ``AsyncClient`` and ``AsyncSandbox``; the names are those of ``sync``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from types import TracebackType
+from typing import Any, BinaryIO, Self, Unpack
+
+from sandboxd.client import calls
+from sandboxd.client.aio_driver import AsyncDriver
+from sandboxd.client.aio_stream import AsyncExecStream
+from sandboxd.client.calls import CreateOptions, ExecOptions
+from sandboxd.client.frames import FrameReader
+from sandboxd.client.local_files import CHUNK_BYTES, replacing
+from sandboxd.client.results import (
+    Deleted,
+    Events,
+    ExecResult,
+    FileInfo,
+    Images,
+    Infos,
+    Node,
+    Prefetches,
+    SandboxInfo,
+    Stats,
+)
+from sandboxd.errors import SandboxdError
+
+
+class AsyncClient(AsyncDriver):
+    """One daemon: its sandboxes, its images, itself."""
+
+    # --- sandboxes ---------------------------------------------------------------------------
+
+    def create(self, image: str, **options: Unpack[CreateOptions]) -> Pending:
+        """A new sandbox: ``await`` it, or ``async with`` it, which deletes it at the end."""
+
+        async def make() -> AsyncSandbox:
+            return AsyncSandbox(self, await self.do(calls.create(image, options)), owned=True)
+
+        return Pending(make())
+
+    def connect(self, sandbox_id: str) -> Pending:
+        """One that is there already: ``await`` it, or ``async with`` it, which leaves it alive."""
+
+        async def find() -> AsyncSandbox:
+            return AsyncSandbox(self, await self.do(calls.get(sandbox_id)))
+
+        return Pending(find())
+
+    async def list(
+        self,
+        *,
+        run: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        state: str | None = None,
+    ) -> AsyncIterator[SandboxInfo]:
+        """Those that match all that is given, page by page as they are asked for."""
+        after: str | None = ""
+        while after is not None:
+            page, after = await self.do(calls.list_page(run, labels, state, after))
+            for info in page:
+                yield info
+
+    async def delete(self, sandbox_id: str) -> None:
+        """When it returns, no process of the sandbox lives. One that is not there is deleted."""
+        await self.do(calls.delete(sandbox_id))
+
+    async def delete_many(
+        self,
+        *,
+        run: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        within_s: float = 60.0,
+    ) -> Deleted:
+        """End all of a run, or all with these labels (a None is any value), or both."""
+        return await self.do(calls.delete_many(run, labels, within_s))
+
+    # --- images, the node --------------------------------------------------------------------
+
+    async def images(self) -> Images:
+        return await self.do(calls.images())
+
+    async def prefetch(self, names: Iterable[str]) -> Prefetches:
+        """Make images ready ahead of need; what became of each is in its place."""
+        return await self.do(calls.prefetch(names))
+
+    async def evict_image(self, name: str) -> None:
+        """Unmount it. Raises ImageInUse while it has sandboxes."""
+        await self.do(calls.evict_image(name))
+
+    async def node(self) -> Node:
+        return await self.do(calls.node())
+
+
+class Pending(Awaitable["AsyncSandbox"]):
+    """A sandbox on its way: to be awaited, or entered as the sandbox's own context."""
+
+    def __init__(self, coming: Coroutine[Any, Any, AsyncSandbox]) -> None:
+        self._coming = coming
+        self._sandbox: AsyncSandbox | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncSandbox]:
+        return self._coming.__await__()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        self._sandbox = await self._coming
+        return self._sandbox
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._sandbox is not None
+        await self._sandbox.__aexit__(kind, error, traceback)
+
+
+class AsyncSandbox:
+    """One sandbox. Made by ``create`` or ``connect``, here or at an ``AsyncClient``.
+
+    As a context manager: one that was created is deleted at the end, one that was connected to is
+    left as it is.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        info: SandboxInfo,
+        *,
+        owned: bool = False,
+        owns_client: bool = False,
+    ) -> None:
+        self._client = client
+        self._owned = owned
+        self._owns_client = owns_client
+        self.info = info
+        """What was last known of it; ``refresh`` asks again."""
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @classmethod
+    def create(
+        cls, image: str, *, client: AsyncClient | None = None, **options: Unpack[CreateOptions]
+    ) -> Pending:
+        """A new sandbox, on the daemon that the environment names if no client is given."""
+        return cls._with(client, lambda one: one.create(image, **options))
+
+    @classmethod
+    def connect(cls, sandbox_id: str, *, client: AsyncClient | None = None) -> Pending:
+        """One that is there already."""
+        return cls._with(client, lambda one: one.connect(sandbox_id))
+
+    @classmethod
+    async def list(
+        cls,
+        *,
+        client: AsyncClient | None = None,
+        run: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        state: str | None = None,
+    ) -> Infos:
+        """Those that match all that is given."""
+        async with contextlib.AsyncExitStack() as stack:
+            one = AsyncClient() if client is None else client
+            if client is None:
+                await stack.enter_async_context(one)
+            return [info async for info in one.list(run=run, labels=labels, state=state)]
+
+    @classmethod
+    def _with(cls, client: AsyncClient | None, make: Callable[[AsyncClient], Pending]) -> Pending:
+        if client is not None:
+            return make(client)
+
+        async def come() -> AsyncSandbox:
+            async with contextlib.AsyncExitStack() as undo:
+                sandbox = await make(await undo.enter_async_context(AsyncClient()))
+                sandbox._owns_client = True
+                undo.pop_all()
+                return sandbox
+
+        return Pending(come())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if self._owned:
+                await self.delete()
+        except SandboxdError:
+            if error is None:  # the first error is the one to tell of; its TTL ends the sandbox
+                raise
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Let go of the connections that were made for this sandbox alone. It lives on."""
+        if self._owns_client:
+            await self._client.close()
+
+    # --- its life ----------------------------------------------------------------------------
+
+    async def refresh(self) -> SandboxInfo:
+        """Ask about it."""
+        self.info = await self._client.do(calls.get(self.id))
+        return self.info
+
+    async def renew(self, ttl_s: float | None = None) -> SandboxInfo:
+        """Let it live for ``ttl_s`` from now on; as long as when it was made if left out."""
+        self.info = await self._client.do(calls.renew(self.id, ttl_s))
+        return self.info
+
+    async def pause(self) -> SandboxInfo:
+        """Freeze its processes; nothing can be started until ``resume``."""
+        self.info = await self._client.do(calls.pause(self.id))
+        return self.info
+
+    async def resume(self) -> SandboxInfo:
+        self.info = await self._client.do(calls.resume(self.id))
+        return self.info
+
+    async def stats(self) -> Stats:
+        return await self._client.do(calls.stats(self.id))
+
+    async def events(self, after: int = 0) -> Events:
+        """What became of it, the oldest first; ``after`` is the ``seq`` of the last one known."""
+        return await self._client.do(calls.events(self.id, after))
+
+    async def delete(self) -> None:
+        """When it returns, no process of it lives. Idempotent."""
+        await self._client.delete(self.id)
+
+    # --- commands ----------------------------------------------------------------------------
+
+    async def exec(
+        self, command: str | Sequence[str], **options: Unpack[ExecOptions]
+    ) -> ExecResult:
+        """Run a command to its end. A list is run as it is, a string by the sandbox's shell.
+
+        A command that fails is a result. Raises SandboxdError where there is none: what the
+        workload brought about has ``cause`` ``workload``, what the machine did ``node``.
+        """
+        return await self._client.do(calls.execute(self.id, command, options))
+
+    def exec_stream(
+        self, command: str | Sequence[str], **options: Unpack[ExecOptions]
+    ) -> AsyncExecStream:
+        """Run a command and be told its output as it comes (``AsyncExecStream``). Whatever it
+        writes is told: ``max_output_bytes`` and ``truncate`` do not count here."""
+        call = calls.execute_stream(self.id, command, options)
+        return AsyncExecStream(self._client, self.id, call, FrameReader())
+
+    def resume_stream(self, exec_id: str, from_seq: int = 0) -> AsyncExecStream:
+        """Take up the stream of a command that goes on, detached or cut off a moment ago."""
+        call = calls.resume_stream(self.id, exec_id, from_seq)
+        return AsyncExecStream(self._client, self.id, call, FrameReader(exec_id, from_seq))
+
+    # --- files -------------------------------------------------------------------------------
+
+    async def read_file(self, path: str, *, user: str | None = None) -> bytes:
+        return await self._client.do(calls.read_file(self.id, path, user))
+
+    async def read_text(self, path: str, *, user: str | None = None) -> str:
+        """Raises UnicodeDecodeError for what is no UTF-8."""
+        return (await self.read_file(path, user=user)).decode()
+
+    async def write_file(
+        self,
+        path: str,
+        data: str | bytes,
+        *,
+        user: str | None = None,
+        mode: int | None = None,
+        parents: bool = True,
+    ) -> FileInfo:
+        """Replace a file in one step: readers see the old or the new one."""
+        raw = data.encode() if isinstance(data, str) else data
+        return await self._client.do(
+            calls.write_file(self.id, path, raw, len(raw), user=user, mode=mode, parents=parents)
+        )
+
+    async def upload_file(
+        self,
+        source: str | os.PathLike[str],
+        path: str,
+        *,
+        user: str | None = None,
+        mode: int | None = None,
+        parents: bool = True,
+    ) -> FileInfo:
+        """Copy a file of ours into the sandbox, at constant memory. Keeps its mode if none is
+        given. Raises OSError for what concerns ours."""
+        with open(source, "rb") as file:
+            status = os.fstat(file.fileno())
+            call = calls.write_file(
+                self.id,
+                path,
+                None,
+                status.st_size,
+                user=user,
+                mode=status.st_mode & 0o777 if mode is None else mode,
+                parents=parents,
+            )
+            return await self._client.upload(call, _pieces(file))
+
+    async def download_file(
+        self, path: str, target: str | os.PathLike[str], *, user: str | None = None
+    ) -> int:
+        """Copy a file of the sandbox to ours, at constant memory; its size. What breaks off leaves
+        nothing at ``target``."""
+        written = 0
+        with replacing(target) as file:
+            async with self._client.stream(calls.read_file(self.id, path, user)) as pieces:
+                async for piece in pieces:
+                    written += await asyncio.to_thread(file.write, piece)
+        return written
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    # In a thread: the file may lie on shared storage that takes its time.
+    while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+        yield piece

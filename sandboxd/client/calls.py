@@ -1,0 +1,331 @@
+"""Every request of the API as a value, and how its answer is read. No input or output here.
+
+A ``Call`` is all that a driver (``sync_driver``, ``aio_driver``) needs: what to send, how long to
+wait, whether it may be sent twice, and what to make of the answer. Written once, for both.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
+from urllib.parse import quote, urlencode
+
+from sandboxd.client.address import Headers
+from sandboxd.client.results import (
+    Deleted,
+    Event,
+    ExecResult,
+    FileInfo,
+    Image,
+    Node,
+    Prefetched,
+    SandboxInfo,
+    Stats,
+)
+
+T = TypeVar("T")
+
+ANSWER_S: Final = 120.0
+"""For all but an exec: a create may have to mount its image first."""
+EXEC_MARGIN_S: Final = 40.0
+"""Beyond a command's own time and grace: for killing its tree and sending what it wrote."""
+SILENCE_S: Final = 60.0
+"""A stream of frames that says nothing for longer, heartbeats included, has been cut."""
+JSON: Final = (("Content-Type", "application/json"),)
+BYTES: Final = (("Content-Type", "application/octet-stream"),)
+FRAMES: Final = (("Accept", "application/x-ndjson"),)
+PAGE: Final = 1000
+ROOT: Final = "/v1/sandboxes"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """``repeatable``: doing it twice is as good as once, so it may be sent again when nobody knows
+    whether it was done. ``read_s``: between two pieces of the answer; None is for ever."""
+
+    method: str
+    path: str
+    parse: Callable[[bytes], T]
+    body: bytes | None = None
+    headers: Headers = ()
+    read_s: float | None = ANSWER_S
+    repeatable: bool = False
+
+
+class ExecOptions(TypedDict, total=False):
+    """How a command is run; what is left out is for the node to say."""
+
+    cwd: str
+    env: Mapping[str, str]
+    user: str
+    stdin: str | bytes
+    timeout_s: float
+    """Of the wall; then its whole process tree is killed and ``timed_out`` is true."""
+    grace_s: float
+    """Between SIGTERM and SIGKILL once the time is up."""
+    max_output_bytes: int
+    """Kept of each stream; the rest is read and counted."""
+    truncate: Literal["head", "tail", "both"]
+    login: bool
+    """Run a command that is a string by a login shell."""
+    idle_output_timeout_s: float
+    """As ``timeout_s``, from the last byte of output."""
+    merge_stderr: bool
+    """Both streams as ``stdout``, in the order in which they were written."""
+    detach: bool
+    """Let it go on when this client goes."""
+
+
+class CreateOptions(TypedDict, total=False):
+    """What a sandbox is like; what is left out is for the node to say."""
+
+    run: str
+    name: str
+    labels: Mapping[str, str]
+    env: Mapping[str, str]
+    workdir: str
+    user: str
+    limits: Mapping[str, float]
+    """``cpus``, ``memory_mb``, ``disk_mb``, ``inodes``, ``pids``, ``nofile``, ``shm_mb``."""
+    ttl_s: float
+    idle_timeout_s: float
+    hostname: str
+    files: Mapping[str, str | bytes]
+    """Small files by path, there from the start."""
+    wait_s: float
+    """How long the node may keep the request waiting for room."""
+    idempotency_key: str
+    """Made up if left out. With the same key and options the same sandbox comes back."""
+
+
+# --- sandboxes -------------------------------------------------------------------------------
+
+
+def create(image: str, options: CreateOptions) -> Call[SandboxInfo]:
+    body: dict[str, Any] = {"image": image, **options}
+    key = body.pop("idempotency_key", None) or uuid.uuid4().hex
+    if "files" in body:
+        body["files"] = [_inline(path, data) for path, data in body["files"].items()]
+    return Call(
+        "POST",
+        ROOT,
+        _parser(SandboxInfo.from_json),
+        json.dumps(body).encode(),
+        (*JSON, ("Idempotency-Key", key)),
+        ANSWER_S + body.get("wait_s", 0.0),
+        repeatable=True,
+    )
+
+
+def get(sandbox: str) -> Call[SandboxInfo]:
+    return Call("GET", _path(sandbox), _parser(SandboxInfo.from_json), repeatable=True)
+
+
+def list_page(
+    run: str | None, labels: Mapping[str, str | None] | None, state: str | None, after: str
+) -> Call[tuple[list[SandboxInfo], str | None]]:
+    """One page and the ``after`` of the next, None at the end. A label's None is any value."""
+    query = [("limit", str(PAGE)), *_selection(run, labels)]
+    query += [("state", state)] if state else []
+    query += [("after", after)] if after else []
+
+    def parse(row: dict[str, Any]) -> tuple[list[SandboxInfo], str | None]:
+        return [SandboxInfo.from_json(one) for one in row["sandboxes"]], row["next"]
+
+    return Call("GET", f"{ROOT}?{urlencode(query)}", _parser(parse), repeatable=True)
+
+
+def renew(sandbox: str, ttl_s: float | None) -> Call[SandboxInfo]:
+    body = {} if ttl_s is None else {"ttl_s": ttl_s}
+    return _post(f"{_path(sandbox)}/renew", body, SandboxInfo.from_json, repeatable=True)
+
+
+def pause(sandbox: str) -> Call[SandboxInfo]:
+    return Call("POST", f"{_path(sandbox)}/pause", _parser(SandboxInfo.from_json), repeatable=True)
+
+
+def resume(sandbox: str) -> Call[SandboxInfo]:
+    return Call("POST", f"{_path(sandbox)}/resume", _parser(SandboxInfo.from_json), repeatable=True)
+
+
+def stats(sandbox: str) -> Call[Stats]:
+    return Call("GET", f"{_path(sandbox)}/stats", _parser(Stats.from_json), repeatable=True)
+
+
+def events(sandbox: str, after: int) -> Call[list[Event]]:
+    return Call(
+        "GET",
+        f"{_path(sandbox)}/events?after={after}",
+        _parser(lambda row: [Event.from_json(one) for one in row["events"]]),
+        repeatable=True,
+    )
+
+
+def delete(sandbox: str) -> Call[None]:
+    return Call("DELETE", _path(sandbox), _nothing, repeatable=True)
+
+
+def delete_many(
+    run: str | None, labels: Mapping[str, str | None] | None, within_s: float
+) -> Call[Deleted]:
+    query = [*_selection(run, labels), ("within_s", str(within_s))]
+    return Call(
+        "DELETE",
+        f"{ROOT}?{urlencode(query)}",
+        _parser(Deleted.from_json),
+        read_s=within_s + ANSWER_S,
+        repeatable=True,
+    )
+
+
+# --- exec ------------------------------------------------------------------------------------
+
+
+def execute(sandbox: str, command: str | Sequence[str], options: ExecOptions) -> Call[ExecResult]:
+    body = exec_body(command, options)
+    body["encoding"] = "base64"  # what a program writes need not be text
+    return _post(f"{_path(sandbox)}/exec", body, ExecResult.from_json, read_s=exec_read_s(options))
+
+
+def execute_stream(sandbox: str, command: str | Sequence[str], options: ExecOptions) -> Call[None]:
+    """Answered by frames (``frames.FrameReader``); the daemon's heartbeats bound the silence."""
+    body = exec_body(command, options) | {"encoding": "base64"}
+    path = f"{_path(sandbox)}/exec"
+    return Call("POST", path, _nothing, json.dumps(body).encode(), (*JSON, *FRAMES), SILENCE_S)
+
+
+def resume_stream(sandbox: str, exec_id: str, from_seq: int) -> Call[None]:
+    path = f"{_path(sandbox)}/execs/{quote(exec_id, safe='')}?from_seq={from_seq}"
+    return Call("GET", path, _nothing, None, FRAMES, SILENCE_S, repeatable=True)
+
+
+def exec_body(command: str | Sequence[str], options: ExecOptions) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "command": command if isinstance(command, str) else list(command),
+        **options,
+    }
+    if isinstance(body.get("stdin"), bytes):
+        body["stdin_base64"] = base64.b64encode(body.pop("stdin")).decode()
+    if "env" in body:
+        body["env"] = dict(body["env"])
+    return body
+
+
+def exec_read_s(options: ExecOptions) -> float | None:
+    """The node bounds a command that names no time; how, only it knows. A node that is gone is
+    noticed by TCP's keep-alive."""
+    timeout_s = options.get("timeout_s")
+    return None if timeout_s is None else timeout_s + options.get("grace_s", 2.0) + EXEC_MARGIN_S
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def read_file(sandbox: str, path: str, user: str | None) -> Call[bytes]:
+    query = {"path": path, "user": user}
+    return Call("GET", f"{_path(sandbox)}/files?{_query(query)}", bytes, repeatable=True)
+
+
+def write_file(
+    sandbox: str,
+    path: str,
+    data: bytes | None,
+    size_bytes: int,
+    *,
+    user: str | None,
+    mode: int | None,
+    parents: bool,
+) -> Call[FileInfo]:
+    """``data`` None: the driver streams ``size_bytes``. Replaces the file in one step."""
+    query = {
+        "path": path,
+        "user": user,
+        "mode": None if mode is None else f"{mode:04o}",
+        "parents": None if parents else "false",
+    }
+    return Call(
+        "PUT",
+        f"{_path(sandbox)}/files?{_query(query)}",
+        _parser(FileInfo.from_json),
+        data,
+        (*BYTES, ("Content-Length", str(size_bytes))),
+        repeatable=data is not None,
+    )
+
+
+# --- images, the node ------------------------------------------------------------------------
+
+
+def images() -> Call[list[Image]]:
+    return Call(
+        "GET",
+        "/v1/images",
+        _parser(lambda row: [Image.from_json(one) for one in row["images"]]),
+        repeatable=True,
+    )
+
+
+def prefetch(names: Iterable[str]) -> Call[list[Prefetched]]:
+    return _post(
+        "/v1/images/prefetch",
+        {"images": list(names)},
+        lambda row: [Prefetched.from_json(one) for one in row["images"]],
+        read_s=None,
+        repeatable=True,
+    )
+
+
+def evict_image(name: str) -> Call[None]:
+    return Call("DELETE", f"/v1/images/{quote(name)}", _nothing, repeatable=True)
+
+
+def node() -> Call[Node]:
+    return Call("GET", "/v1/node", _parser(Node.from_json), repeatable=True)
+
+
+# --- what they share -------------------------------------------------------------------------
+
+
+def _post(
+    path: str,
+    body: dict[str, Any],
+    make: Callable[[dict[str, Any]], T],
+    *,
+    read_s: float | None = ANSWER_S,
+    repeatable: bool = False,
+) -> Call[T]:
+    return Call("POST", path, _parser(make), json.dumps(body).encode(), JSON, read_s, repeatable)
+
+
+def _parser(make: Callable[[dict[str, Any]], T]) -> Callable[[bytes], T]:
+    return lambda body: make(json.loads(body))
+
+
+def _nothing(body: bytes) -> None:
+    del body
+
+
+def _path(sandbox: str) -> str:
+    # Quoted whole: an id that is none must not reach another route.
+    return f"{ROOT}/{quote(sandbox, safe='')}"
+
+
+def _query(values: Mapping[str, str | None]) -> str:
+    return urlencode({name: value for name, value in values.items() if value is not None})
+
+
+def _selection(run: str | None, labels: Mapping[str, str | None] | None) -> list[tuple[str, str]]:
+    chosen = [] if run is None else [("run", run)]
+    for name, value in (labels or {}).items():
+        chosen.append(("label", name if value is None else f"{name}={value}"))
+    return chosen
+
+
+def _inline(path: str, data: str | bytes) -> dict[str, str]:
+    if isinstance(data, str):
+        return {"path": path, "content": data}
+    return {"path": path, "content_base64": base64.b64encode(data).decode()}

@@ -1,0 +1,282 @@
+"""What calls return: frozen values, made from JSON whose unknown fields are passed over.
+
+Times are aware datetimes, sizes bytes, modes numbers. Not the schemas: those describe what a node
+of this very version sends, a client must bear with a newer one.
+"""
+
+from __future__ import annotations
+
+import binascii
+import functools
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from sandboxd.client.failures import error_from_json
+from sandboxd.errors import SandboxdError
+from sandboxd.model import Limits, SandboxState
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """A sandbox at the moment it was asked about."""
+
+    id: str
+    state: SandboxState | str
+    """A state of this version, or the text that a newer node gave."""
+    image: str
+    image_key: str
+    run: str
+    name: str
+    labels: dict[str, str]
+    node: str
+    limits: Limits
+    """Those in effect."""
+    enforcement: dict[str, str]
+    """How each limit is held: ``enforced``, ``watchdog`` or ``none``."""
+    user: str
+    workdir: str
+    hostname: str
+    ttl_s: float
+    idle_timeout_s: float | None
+    created_at: datetime
+    expires_at: datetime
+    phases_ms: dict[str, float]
+    failure: SandboxdError | None
+    """Why nothing can run in it any more."""
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        known: Json = {one.name: row.get(one.name) for one in fields(cls)}
+        state, failure = str(row["state"]), row.get("failure")
+        known |= {
+            "state": SandboxState(state) if state in set(SandboxState) else state,
+            "limits": Limits(**_known(Limits, row["limits"])),
+            "created_at": moment(row["created_at"]),
+            "expires_at": moment(row["expires_at"]),
+            "failure": None if failure is None else error_from_json(failure),
+        }
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecExit:
+    """How a command ended."""
+
+    exit_code: int
+    """Its own; 128+n for signal n, 124 when its time was up, 127 not found, 126 not executable."""
+    signal: int | None
+    timed_out: bool
+    timeout_reason: str | None = None
+    """``wall`` or ``idle-output``."""
+    oom_killed: bool
+    stdout_total_bytes: int
+    stderr_total_bytes: int
+    wall_s: float
+    cpu_user_s: float
+    cpu_system_s: float
+    peak_memory_bytes: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether its exit code is 0."""
+        return self.exit_code == 0
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        return cls(**_known(cls, row))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult(ExecExit):
+    """How a command ended, and what it wrote. The bytes are exact; the text properties replace what
+    is no UTF-8."""
+
+    stdout_bytes: bytes = field(repr=False)
+    stderr_bytes: bytes = field(repr=False)
+    stdout_truncated: bool
+    stderr_truncated: bool
+
+    @property
+    def stdout(self) -> str:
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        streams = {
+            f"{name}_bytes": decoded(row[name], row["encoding"]) for name in ("stdout", "stderr")
+        }
+        return cls(**_known(cls, row) | streams)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A piece of what a command writes, while it runs."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    path: str
+    size_bytes: int
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        return cls(**_known(cls, row) | {"mode": int(row["mode"], 8)})
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a sandbox uses, and has used. None: the node cannot tell."""
+
+    at: datetime
+    cpu_usage_s: float | None
+    cpu_user_s: float | None
+    cpu_system_s: float | None
+    cpu_periods: int | None
+    cpu_throttled_periods: int | None
+    cpu_throttled_s: float | None
+    memory_used_bytes: int | None
+    memory_peak_bytes: int | None
+    memory_limit_bytes: int | None
+    memory_oom_kills: int | None
+    pids_count: int | None
+    pids_limit: int | None
+    pids_refused: int | None
+    disk_used_bytes: int | None
+    disk_size_bytes: int | None
+    disk_used_inodes: int | None
+    disk_inodes: int | None
+    io_read_bytes: int | None
+    io_written_bytes: int | None
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        flat = {
+            f"{group}_{name}": value
+            for group, figures in row.items()
+            if isinstance(figures, dict)
+            for name, value in figures.items()
+        }
+        known: Json = {one.name: flat.get(one.name) for one in fields(cls)}
+        return cls(**known | {"at": moment(row["at"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    seq: int
+    at: datetime
+    kind: str
+    message: str
+    detail: dict[str, Any]
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        return cls(**_known(cls, row) | {"at": moment(row["at"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What became of each of many: ``pending`` and ``failed`` are tried on by the node itself."""
+
+    deleted: tuple[str, ...]
+    pending: tuple[str, ...]
+    failed: dict[str, SandboxdError]
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        failed = {str(one["id"]): error_from_json(one) for one in row["failed"]}
+        return cls(tuple(row["deleted"]), tuple(row["pending"]), failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    name: str
+    size_bytes: int | None
+    mounted: bool
+    users: int
+    """Sandboxes that have it as their root."""
+    modified_at: datetime | None
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        at = row.get("modified_at")
+        return cls(**_known(cls, row) | {"modified_at": None if at is None else moment(at)})
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    name: str
+    mounted: bool
+    failure: SandboxdError | None
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        failure = row.get("failure")
+        return cls(
+            row["name"], row["mounted"], None if failure is None else error_from_json(failure)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The node itself. ``raw`` holds all that it said, what this version knows no name for too."""
+
+    name: str
+    version: str
+    ready: bool
+    sandboxes: dict[str, int]
+    max_sandboxes: int
+    max_timeout_s: float
+    default_limits: Limits
+    max_limits: Limits
+    features: Json = field(repr=False)
+    enforcement: dict[str, str] = field(repr=False)
+    capacity: Json = field(repr=False)
+    counts: Json = field(repr=False)
+    raw: Json = field(repr=False)
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        limits = {
+            name: Limits(**_known(Limits, row[name])) for name in ("default_limits", "max_limits")
+        }
+        return cls(**_known(cls, row) | limits | {"raw": row})
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def decoded(text: str, encoding: str) -> bytes:
+    return binascii.a2b_base64(text) if encoding == "base64" else text.encode()
+
+
+def _known(kind: Any, row: Json) -> Json:
+    """The fields that ``kind`` has."""
+    names = _names(kind)
+    return {name: value for name, value in row.items() if name in names}
+
+
+@functools.cache
+def _names(kind: Any) -> frozenset[str]:
+    return frozenset(one.name for one in fields(kind))
+
+
+# For classes that have a method ``list``.
+Events = list[Event]
+Images = list[Image]
+Infos = list[SandboxInfo]
+Prefetches = list[Prefetched]

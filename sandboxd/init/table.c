@@ -1,0 +1,309 @@
+/*
+ * table.c - the execs of a sandbox, from their clone to the removal of their cgroup.
+ *
+ *   FREE --table_start()--> RUNNING --table_reap()--> LINGERING --settle()--> FREE
+ *
+ * LINGERING: the main process is reaped, but R_EXIT is not sent yet, or processes that it left behind
+ * are still in its cgroup, or R_GONE is not sent yet. settle() takes an entry as far as it goes now,
+ * and may be called at any time; whatever it waits for leads to another call: room in the client's
+ * queue, an event of the cgroup, or, where neither could be arranged, the loop's retry.
+ *
+ * A sandbox that has used up its memory makes any allocation of PID 1 fail. So nothing here may
+ * depend on one call succeeding: neither the kill, nor the watch for its end.
+ */
+#include "init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Reaped in one go: a storm of orphans must not keep requests waiting. */
+#define REAP_BATCH 256
+
+enum exec_state { FREE, RUNNING, LINGERING };
+
+struct exec {
+    enum exec_state state;
+    int client; /* -1 once nobody waits for an answer */
+    uint32_t id;
+    uint32_t serial; /* names the cgroup, "e<serial>"; 0 once it is removed */
+    pid_t pid;
+    int events_fd; /* cgroup.events, -1 until somebody waits for the cgroup to empty */
+    bool detached;
+    bool exit_unsent;
+    bool want_kill;
+    bool want_gone;
+    bool due; /* its cgroup has changed */
+    struct exited exit;
+};
+
+static struct exec execs[EXECS_MAX];
+static uint32_t execs_end;     /* one past the last that was ever used */
+static struct record *records; /* EXECS_MAX, shared with children */
+static uint32_t next_serial;
+static int cgroup_fd = -1;
+
+struct record *table_init(void) {
+    void *shared = mmap(NULL, EXECS_MAX * sizeof *records, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    records = shared == MAP_FAILED ? NULL : shared;
+    return records;
+}
+
+void table_set_cgroup(int fd) {
+    cgroup_fd = fd;
+}
+
+/* --- cgroups --------------------------------------------------------------------------------- */
+
+static void cgroup_path(char *out, const struct exec *exec, const char *file) {
+    out[0] = 'e';
+    char *at = text_number(out + 1, exec->serial);
+    if (file)
+        strcpy(stpcpy(at, "/"), file);
+}
+
+static bool cgroup_kill(const struct exec *exec) {
+    char path[64];
+    cgroup_path(path, exec, "cgroup.kill");
+    return !sys_write_file(cgroup_fd, path, "1") || errno == ENOENT || errno == ENODEV;
+}
+
+/* A signal other than SIGKILL to all: those that are forked meanwhile may be missed; the SIGKILL that
+ * follows it misses none. */
+static void cgroup_signal(const struct exec *exec, int signal_number) {
+    char path[64], text[4096];
+    cgroup_path(path, exec, "cgroup.procs");
+    int fd = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    pid_t pid = 0;
+    ssize_t got;
+    while ((got = read(fd, text, sizeof text)) > 0)
+        for (ssize_t i = 0; i < got; i++) {
+            if (text[i] >= '0' && text[i] <= '9') {
+                pid = pid * 10 + (text[i] - '0');
+            } else {
+                if (pid > 1)
+                    kill(pid, signal_number);
+                pid = 0;
+            }
+        }
+    close(fd);
+}
+
+/* The read also arms the next event: without it epoll would report this one for ever. */
+static bool still_populated(int events_fd) {
+    char text[128];
+    ssize_t got = pread(events_fd, text, sizeof text - 1, 0);
+    text[got > 0 ? got : 0] = 0;
+    return strstr(text, "populated 1") != NULL;
+}
+
+static bool watch_cgroup(struct exec *exec, uint32_t index) {
+    char path[64];
+    cgroup_path(path, exec, "cgroup.events");
+    exec->events_fd = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
+    if (exec->events_fd < 0)
+        return false;
+    if (!loop_watch(exec->events_fd, FROM_CGROUP, index, EPOLLPRI, EPOLL_CTL_ADD))
+        return true;
+    close(exec->events_fd);
+    exec->events_fd = -1;
+    return false;
+}
+
+static bool cgroup_removed(struct exec *exec, uint32_t index) {
+    char path[64];
+    if (!exec->serial)
+        return true;
+    cgroup_path(path, exec, NULL);
+    for (int tries = 0; unlinkat(cgroup_fd, path, AT_REMOVEDIR) && errno != ENOENT; tries++) {
+        if (tries == 2 || (exec->events_fd < 0 && !watch_cgroup(exec, index))) {
+            loop_retry();
+            return false;
+        }
+        if (still_populated(exec->events_fd))
+            return false;
+    }
+    if (exec->events_fd >= 0) {
+        /* Children have copies of the fd, so closing it does not end the watch. */
+        loop_watch(exec->events_fd, FROM_CGROUP, index, 0, EPOLL_CTL_DEL);
+        close(exec->events_fd);
+        exec->events_fd = -1;
+    }
+    exec->serial = 0;
+    return true;
+}
+
+/* --- an exec's way to its end ---------------------------------------------------------------- */
+
+static void settle(uint32_t index) {
+    struct exec *exec = &execs[index];
+    if (exec->state != FREE && exec->want_kill && exec->serial) {
+        exec->want_kill = !cgroup_kill(exec);
+        if (exec->want_kill)
+            loop_retry();
+    }
+    if (exec->state != LINGERING)
+        return;
+    if (exec->exit_unsent && exec->client >= 0 &&
+        !client_send((uint32_t)exec->client, R_EXIT, exec->id, &exec->exit, sizeof exec->exit))
+        return;
+    exec->exit_unsent = false;
+    if (!cgroup_removed(exec, index))
+        return;
+    if (exec->want_gone && exec->client >= 0 &&
+        !client_send((uint32_t)exec->client, R_GONE, exec->id, NULL, 0))
+        return;
+    exec->state = FREE;
+}
+
+void table_note_event(uint32_t index) {
+    execs[index].due = true;
+}
+
+void table_settle_due(bool all) {
+    for (uint32_t i = 0; i < execs_end; i++)
+        if (all || execs[i].due) {
+            execs[i].due = false;
+            settle(i);
+        }
+}
+
+void table_flush(uint32_t client) {
+    for (uint32_t i = 0; i < execs_end; i++)
+        if (execs[i].client == (int)client)
+            settle(i);
+}
+
+void table_drop_client(uint32_t client) {
+    for (uint32_t i = 0; i < execs_end; i++) {
+        struct exec *exec = &execs[i];
+        if (exec->state == FREE || exec->client != (int)client)
+            continue;
+        exec->client = -1;
+        exec->want_kill |= !exec->detached;
+        settle(i);
+    }
+}
+
+static void ended(uint32_t index, int status, const struct rusage *usage) {
+    struct exec *exec = &execs[index];
+    const struct record *record = &records[index];
+    exec->exit = (struct exited){
+        .failure = record->failure,
+        .status = status,
+        .mode = record->mode,
+        .uid = record->uid,
+        .gid = record->gid,
+        .size = record->size,
+        .mtime_ns = record->mtime_ns,
+        .user_us = (uint64_t)usage->ru_utime.tv_sec * 1000000u + (uint64_t)usage->ru_utime.tv_usec,
+        .system_us =
+            (uint64_t)usage->ru_stime.tv_sec * 1000000u + (uint64_t)usage->ru_stime.tv_usec,
+        .maxrss_kb = (uint64_t)usage->ru_maxrss,
+    };
+    exec->state = LINGERING;
+    exec->exit_unsent = true;
+    settle(index);
+}
+
+bool table_reap(void) {
+    struct rusage usage;
+    int status;
+    for (int i = 0; i < REAP_BATCH; i++) {
+        pid_t pid = wait4(-1, &status, WNOHANG, &usage);
+        if (pid <= 0)
+            return false;
+        for (uint32_t index = 0; index < execs_end; index++)
+            if (execs[index].state == RUNNING && execs[index].pid == pid) {
+                ended(index, status, &usage);
+                break;
+            }
+    }
+    return true;
+}
+
+bool table_idle(bool wait) {
+    struct rusage usage;
+    int status;
+    for (;;) {
+        pid_t pid = wait4(-1, &status, wait ? 0 : WNOHANG, &usage);
+        if (pid <= 0)
+            return pid < 0 && errno == ECHILD;
+        for (uint32_t index = 0; index < execs_end; index++)
+            if (execs[index].state == RUNNING && execs[index].pid == pid) {
+                ended(index, status, &usage);
+                break;
+            }
+    }
+}
+
+/* --- requests -------------------------------------------------------------------------------- */
+
+int table_start(uint32_t client, struct inbox *in, struct child *child, struct failure *fail) {
+    uint32_t index = 0;
+    char path[64];
+    while (index < EXECS_MAX && execs[index].state != FREE)
+        index++;
+    errno = EAGAIN;
+    if (index == EXECS_MAX)
+        return fail_at(fail, STEP_TABLE_FULL, 0);
+    struct exec *exec = &execs[index];
+    if (index >= execs_end)
+        execs_end = index + 1;
+    memset(&records[index], 0, sizeof records[index]);
+    *exec = (struct exec){.client = (int)client,
+                          .id = in->head.id,
+                          .serial = ++next_serial,
+                          .events_fd = -1,
+                          .detached = in->head.type == M_EXEC && in->head.flags & EXEC_DETACH};
+    cgroup_path(path, exec, NULL);
+    if (mkdirat(cgroup_fd, path, 0755))
+        return fail_at(fail, STEP_EXEC_CGROUP, 0);
+    int dir = openat(cgroup_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    exec->pid = dir < 0 ? -1 : sys_clone3_child(0, dir, NULL);
+    if (exec->pid == 0) {
+        child->record = &records[index];
+        if (in->head.type == M_EXEC)
+            exec_child(child, in);
+        file_child(child, in);
+    }
+    if (exec->pid < 0)
+        fail_at(fail, dir < 0 ? STEP_EXEC_CGROUP : STEP_CLONE, 1);
+    if (dir >= 0)
+        close(dir);
+    if (exec->pid < 0) {
+        unlinkat(cgroup_fd, path, AT_REMOVEDIR);
+        return -1;
+    }
+    exec->state = RUNNING;
+    return 0;
+}
+
+bool table_kill(uint32_t client, uint32_t id, const struct kill_req *req) {
+    for (uint32_t i = 0; i < execs_end; i++) {
+        struct exec *exec = &execs[i];
+        if (exec->state == FREE || exec->id != id || exec->client != (int)client)
+            continue;
+        if (req->scope == KILL_MAIN) {
+            if (exec->state == RUNNING)
+                kill(exec->pid, (int)req->signal);
+        } else if (req->signal == SIGKILL) {
+            exec->want_gone = exec->want_kill = true;
+            settle(i);
+        } else if (exec->serial) {
+            cgroup_signal(exec, (int)req->signal);
+        }
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,218 @@
+"""The Python client against a real daemon: the same rules in both, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandboxd import errors
+from sandboxd.client import AsyncClient, Client, ConnectionFailed, Sandbox
+from tests.framework.daemon import Daemon, free_port
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(daemon.base_url, daemon.token) as one:
+        yield one
+
+
+def async_client(daemon: Daemon) -> AsyncClient:
+    return AsyncClient(daemon.base_url, daemon.token)
+
+
+def wait_until(true: Any, what: str, timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def test_the_whole_of_it(client: Client, tmp_path: Path):
+    with client.create("busybox", run="r", labels={"a": "1"}, files={"/work/in": b"\xff"}) as box:
+        assert box.info.state == "running"
+        result = box.exec("cat /work/in; echo err >&2; exit 3", timeout_s=20)
+        assert (result.exit_code, result.stdout_bytes, result.stderr) == (3, b"\xff", "err\n")
+        assert not result.ok
+        assert box.exec(["cat"], stdin="grüße").stdout == "grüße"
+        assert box.exec(["id", "-u"], user="agent", cwd="/tmp", env={"A": "b"}).stdout == "1000\n"
+        info = box.write_file("/work/deep/er", "text", mode=0o600)
+        assert (info.size_bytes, info.mode) == (4, 0o600)
+        assert box.read_text("/work/deep/er") == "text"
+        (tmp_path / "up").write_bytes(os.urandom(3 * MEBIBYTE))
+        assert box.upload_file(tmp_path / "up", "/work/up").size_bytes == 3 * MEBIBYTE
+        assert box.download_file("/work/up", tmp_path / "down") == 3 * MEBIBYTE
+        assert (tmp_path / "down").read_bytes() == (tmp_path / "up").read_bytes()
+        assert [info.id for info in client.list(run="r", labels={"a": None})] == [box.id]
+        assert client.connect(box.id).exec(["true"]).ok
+        assert box.renew(100).expires_at > box.info.created_at
+        assert box.stats().disk_used_bytes
+        assert box.pause().state == "paused"
+        with pytest.raises(errors.SandboxPaused):
+            box.exec(["true"])
+        assert box.resume().state == "running"
+        kinds = [event.kind for event in box.events()]
+        assert kinds == ["created", "renewed", "paused", "resumed"]
+    with pytest.raises(errors.SandboxNotFound):
+        client.connect(box.id)
+
+
+def test_the_whole_of_it_in_asyncio(daemon: Daemon, tmp_path: Path):
+    async def main() -> None:
+        async with async_client(daemon) as client, client.create("busybox", run="r") as box:
+            result = await box.exec("echo out; exit 4")
+            assert (result.exit_code, result.stdout) == (4, "out\n")
+            (tmp_path / "up").write_bytes(os.urandom(3 * MEBIBYTE))
+            await box.upload_file(tmp_path / "up", "/work/up")
+            assert await box.download_file("/work/up", tmp_path / "down") == 3 * MEBIBYTE
+            assert (tmp_path / "down").read_bytes() == (tmp_path / "up").read_bytes()
+            assert [info.id async for info in client.list(run="r")] == [box.id]
+            assert (await box.stats()).pids_limit == box.info.limits.pids
+            async with box.exec_stream("echo a; echo b >&2; exit 5") as stream:
+                found = {one.stream: one.data async for one in stream}
+                assert found == {"stdout": b"a\n", "stderr": b"b\n"}
+                assert (await stream.exit()).exit_code == 5
+            node = await client.node()
+            assert node.sandboxes["running"] >= 1
+            assert "busybox" in [image.name for image in await client.images() if image.mounted]
+
+    asyncio.run(main())
+
+
+def test_many_at_once_are_not_mixed_up(daemon: Daemon):
+    async def main() -> None:
+        async with async_client(daemon) as client:
+            boxes = await asyncio.gather(*(client.create("busybox", run="many") for _ in range(4)))
+
+            async def one(number: int) -> None:
+                box = boxes[number % 4]
+                result = await box.exec(f"echo {number}; exit {number % 100}")
+                assert (result.stdout, result.exit_code) == (f"{number}\n", number % 100)
+
+            await asyncio.gather(*(one(number) for number in range(300)))
+            deleted = await client.delete_many(run="many")
+            assert len(deleted.deleted) == 4
+
+    asyncio.run(main())
+
+
+def test_errors_are_by_class_and_say_whose_fault(client: Client):
+    with pytest.raises(errors.ImageNotFound) as raised:
+        client.create("no-such-image")
+    assert (raised.value.cause, raised.value.retryable) == ("request", False)
+    with client.create("busybox") as box:
+        with pytest.raises(errors.CwdNotFound):
+            box.exec(["true"], cwd="/nowhere")
+        with pytest.raises(errors.FileNotFound):
+            box.read_file("/nowhere")
+        with pytest.raises(errors.UserNotFound):
+            box.exec_stream(["true"], user="nobody-here").exit
+    with pytest.raises(errors.Unauthorized):
+        Client(client.url, "another-token-than-the-node's").node()
+
+
+def test_no_daemon():
+    with Client(f"http://127.0.0.1:{free_port()}", "t", retry_s=0.3) as client:
+        with pytest.raises(ConnectionFailed) as raised:
+            client.node()
+    assert (raised.value.cause, raised.value.retryable) == ("node", True)
+
+
+def test_a_sandbox_by_the_environment_alone(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SANDBOXD_URL", daemon.base_url)
+    monkeypatch.setenv("SANDBOXD_TOKEN", daemon.token)
+    with Sandbox.create("busybox") as box:
+        assert box.exec(["echo", "hello"]).stdout == "hello\n"
+        assert box.id in [info.id for info in Sandbox.list()]
+        with Sandbox.connect(box.id) as again:
+            assert again.exec(["true"]).ok
+
+
+def test_output_while_it_runs(client: Client):
+    with client.create("busybox") as box:
+        box.exec(["mkfifo", "/tmp/gate"])
+        with box.exec_stream("echo first; read x < /tmp/gate; echo second", timeout_s=30) as stream:
+            pieces = iter(stream)
+            first = next(pieces)
+            assert (first.stream, first.data) == ("stdout", b"first\n")
+            box.exec("echo go > /tmp/gate")
+            assert b"".join(piece.data for piece in pieces) == b"second\n"
+            assert stream.exit.exit_code == 0
+
+
+def test_a_cancelled_worker_leaves_no_command(daemon: Daemon):
+    async def main() -> None:
+        async with async_client(daemon) as client, client.create("busybox") as box:
+            running = asyncio.create_task(box.exec(["sleep", "4321"]))
+            while not (await box.exec(["pidof", "sleep"])).ok:
+                await asyncio.sleep(0.02)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            while (await box.exec(["pidof", "sleep"])).ok:
+                await asyncio.sleep(0.02)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_killed_worker_leaves_no_command(daemon: Daemon, client: Client):
+    with client.create("busybox") as box:
+        script = f"from sandboxd.client import Client\nClient({daemon.base_url!r}, "
+        script += f"{daemon.token!r}).connect({box.id!r}).exec(['sleep', '4321'])"
+        with subprocess.Popen([sys.executable, "-c", script]) as worker:
+            wait_until(lambda: box.exec(["pidof", "sleep"]).ok, "it started")
+            worker.send_signal(signal.SIGKILL)
+        wait_until(lambda: not box.exec(["pidof", "sleep"]).ok, "it was killed")
+
+
+def test_a_forked_child_does_not_take_its_parents_answers(client: Client):
+    with client.create("busybox") as box:
+        assert box.exec(["true"]).ok
+        pid = os.fork()
+        if pid == 0:
+            good = all(box.exec(["echo", "child"]).stdout == "child\n" for _ in range(20))
+            os._exit(0 if good else 1)
+        for _ in range(20):
+            assert box.exec(["echo", "parent"]).stdout == "parent\n"
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_one_client_for_many_threads(client: Client):
+    wrong = []
+    with client.create("busybox") as box:
+
+        def work(number: int) -> None:
+            for n in range(10):
+                word = f"{number}-{n}"
+                if box.exec(["echo", word]).stdout != f"{word}\n":
+                    wrong.append(word)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_a_create_waits_out_a_full_node(start_daemon: Any):
+    daemon = start_daemon(arguments=("--max-sandboxes", "1"))
+    with Client(daemon.base_url, daemon.token, retry_s=30) as client:
+        first = client.create("busybox")
+        timer = threading.Timer(0.5, first.delete)
+        timer.start()
+        with client.create("busybox"):
+            timer.join()
+        with client.create("busybox"), pytest.raises(errors.NodeOverloaded):
+            Client(daemon.base_url, daemon.token, retry_s=0.2).create("busybox")
