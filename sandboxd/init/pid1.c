@@ -209,8 +209,12 @@ static int set_up(struct inbox *in, struct failure *fail) {
 
 static int take_root(struct inbox *in, struct failure *fail) {
     errno = EBADMSG;
-    if (!is_set_up || in->fd_count != 1)
+    const uint8_t *cursor = in->payload;
+    const char *hostname = in->head.len ? wire_string(&cursor, cursor + in->head.len) : NULL;
+    if (!is_set_up || in->fd_count != 1 || (in->head.len && !hostname))
         return fail_at(fail, STEP_MESSAGE, 3);
+    if (hostname && sys_sethostname(hostname))
+        return fail_at(fail, STEP_HOSTNAME, 1);
     if (setup_swap_root(in->fds[0], &mounts, fail))
         return -1;
     if (root_fd >= 0)
