@@ -226,6 +226,12 @@ class ToolMissing(ConvertError):
     code = "tool-missing"
 
 
+class CannotBeRead(ConvertError):
+    """The image would be of a compression that its readers do not know."""
+
+    code = "readers-cannot-read"
+
+
 class SquashfsToolFailed(ConvertError):
     """The squashfs writer ended with an error; its own words are in the message."""
 
