@@ -15,6 +15,7 @@ from sandboxd.init import protocol as wire
 from sandboxd.init.protocol import ExecFlag, KillScope, MsgType
 from sandboxd.launcher.__main__ import SANDBOX_CAPABILITIES
 from sandboxd.linux import capabilities
+from sandboxd.model import Limits
 from tests.kernel.init.harness import PATH, Refused, cpu_time_s, wait_until
 
 pytestmark = pytest.mark.needs("root", "namespaces", "overlay", "cgroup-kill", "busybox")
@@ -392,6 +393,7 @@ def test_what_escaped_dies_with_its_exec_and_only_it(sandbox, client):
 
 
 def test_a_fork_storm_ends_at_the_kill(sandbox, client):
+    sandbox.cgroups.limit(Limits(memory_mb=256, disk_mb=64, pids=400))
     number = client.exec(["/bin/probe", "storm"])
     _, fds = client.started(number)
     wait_until(lambda: len((sandbox.cgroups.v2 / "e1/cgroup.procs").read_text().split()) > 200)
