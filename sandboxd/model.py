@@ -194,3 +194,26 @@ class FileInfo:
     uid: int
     gid: int
     mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Anything that has a name in a sandbox. Names are bytes there, and need not be UTF-8."""
+
+    path: bytes
+    """Absolute."""
+    type: str
+    """``file``, ``directory``, ``symlink``, ``fifo``, ``socket``, ``char-device`` or
+    ``block-device``."""
+    size_bytes: int
+    mode: int
+    """Without the type."""
+    uid: int
+    gid: int
+    links: int
+    inode: int
+    mtime_ns: int
+    target: bytes | None = None
+    """Where a symlink leads."""
+    error: str | None = None
+    """Symbol of the errno for which a directory was not looked into."""

@@ -15,8 +15,17 @@ from sandboxd.api.auth import OPEN_PATHS, BearerAuth
 from sandboxd.api.bodies import lift_definitions
 from sandboxd.api.body_limit import BodyLimit
 from sandboxd.api.exception_handlers import documented
+from sandboxd.api.routes import (
+    archives,
+    files,
+    health,
+    images,
+    lifecycle,
+    node,
+    processes,
+    sandboxes,
+)
 from sandboxd.api.routes import exec as exec_route
-from sandboxd.api.routes import files, health, images, lifecycle, node, processes, sandboxes
 from sandboxd.config import Config
 from sandboxd.errors import BodyTooLarge, SandboxdError, Unauthorized
 from sandboxd.runtime.manager import Runtime
@@ -57,7 +66,17 @@ def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
     app.state.runtime = runtime
     exception_handlers.install(app)
     # In the order of how often they are asked: the router tries one after another.
-    for resource in (exec_route, files, processes, sandboxes, lifecycle, health, images, node):
+    for resource in (
+        exec_route,
+        files,
+        archives,
+        processes,
+        sandboxes,
+        lifecycle,
+        health,
+        images,
+        node,
+    ):
         app.include_router(resource.router)
     # The last one added is the outermost: nothing of a body is read before the token was right.
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
