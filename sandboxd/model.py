@@ -126,6 +126,12 @@ class TimeoutReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TtySize:
+    cols: int = 80
+    rows: int = 24
+
+
+@dataclass(frozen=True, slots=True)
 class ExecRequest:
     """One command in a sandbox.
 
@@ -149,6 +155,8 @@ class ExecRequest:
     """As ``timeout_s``, but from the last byte of output."""
     merge_stderr: bool = False
     """Both streams through one pipe, in the order in which they were written."""
+    tty: TtySize | None = None
+    """A terminal instead of pipes; all output is stdout then."""
     detach: bool = False
     """A client that goes does not end it."""
 

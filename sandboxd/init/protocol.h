@@ -17,7 +17,8 @@
  *
  *   any control socket of this PID 1 (the launcher's own or an attached one):
  *            ---- M_EXEC --------------------------------->           fds: [payload memfd]
- *            <--- R_STARTED ------------------------------            fds: stdout, stderr, [stdin]
+ *            <--- R_STARTED ------------------------------            fds: stdout, [stderr], [stdin],
+ *                                                                          [status]; or the terminal
  *            <--- R_EXIT ---------------------------------
  *            ---- M_FILE --------------------------------->           fds: data pipe, [report pipe]
  *            <--- R_EXIT ---------------------------------
@@ -44,6 +45,8 @@
 #define EXECS_MAX     512
 #define CLIENTS_MAX   8
 #define CGROUP_V1_MAX 8
+/* With EXEC_STATUS; a digit, as more a POSIX shell does not take in a redirection. */
+#define STATUS_FD 9
 
 enum msg_type {
     Z_INIT = 1,
@@ -113,7 +116,10 @@ enum exec_flags {
     EXEC_LOGIN = 1 << 4,      /* with EXEC_SHELL: a login shell */
     EXEC_CWD_CREATE = 1 << 5, /* make the working directory if it is missing */
     EXEC_MERGE_STDERR = 1 << 6,
-    EXEC_TTY = 1 << 7, /* reserved */
+    EXEC_TTY = 1 << 7, /* a terminal instead of pipes, its controlling one; R_STARTED brings the
+                             master, and EXEC_STDIN and EXEC_MERGE_STDERR do not count */
+    EXEC_STATUS =
+        1 << 8, /* one more pipe, whose write end is descriptor STATUS_FD of the command */
 };
 
 /* M_EXEC: then NUL-terminated strings: user ("name|uid[:name|gid]"), cwd, argv..., env... */
@@ -122,6 +128,7 @@ struct exec_req {
     uint32_t envc;
     uint32_t nofile; /* RLIMIT_NOFILE, soft and hard */
     uint32_t umask;
+    uint32_t tty_size; /* EXEC_TTY: columns in the low half, rows in the high one */
 };
 
 enum file_op {
@@ -216,7 +223,8 @@ enum archive_flaw {
     ARCHIVE_IN_THE_WAY, /* what is there already is no directory, or is one */
 };
 
-enum kill_scope { KILL_MAIN = 1, KILL_TREE = 2 };
+/* KILL_CHILDREN: all but the main process; what is forked meanwhile may be missed. */
+enum kill_scope { KILL_MAIN = 1, KILL_TREE = 2, KILL_CHILDREN = 3 };
 
 /* M_KILL */
 struct kill_req {
@@ -277,6 +285,7 @@ enum step {
     STEP_FILE_BOUND,   /* 0: entries, 1: bytes, 2: levels */
     STEP_FILE_CHANGED, /* by another process while it was being read, moved or removed */
     STEP_ARCHIVE,
+    STEP_TTY,
     STEP_COUNT
 };
 

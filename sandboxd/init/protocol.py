@@ -30,6 +30,7 @@ CLIENTS_MAX: Final = 8
 CGROUP_V1_MAX: Final = 8
 PATTERNS_MAX: Final = 64
 ENTRY_PATH_MAX: Final = 4096
+STATUS_FD: Final = 9
 
 
 class MsgType(IntEnum):
@@ -60,6 +61,7 @@ class ExecFlag(IntFlag):
     EXEC_CWD_CREATE = 1 << 5
     EXEC_MERGE_STDERR = 1 << 6
     EXEC_TTY = 1 << 7
+    EXEC_STATUS = 1 << 8
 
 
 class FileOp(IntEnum):
@@ -111,6 +113,7 @@ class ArchiveFlaw(IntEnum):
 class KillScope(IntEnum):
     KILL_MAIN = 1
     KILL_TREE = 2
+    KILL_CHILDREN = 3
 
 
 class Step(IntEnum):
@@ -165,7 +168,8 @@ class Step(IntEnum):
     STEP_FILE_BOUND = 46
     STEP_FILE_CHANGED = 47
     STEP_ARCHIVE = 48
-    STEP_COUNT = 49
+    STEP_TTY = 49
+    STEP_COUNT = 50
 
     @property
     def slug(self) -> str:
@@ -189,7 +193,7 @@ MSG: Final = struct.Struct("=IIII")
 ZYGOTE_INIT: Final = struct.Struct("=IIIIQQQ")
 ZYGOTE_CLONED: Final = struct.Struct("=ii")
 SETUP: Final = struct.Struct("=8I")
-EXEC_REQ: Final = struct.Struct("=IIII")
+EXEC_REQ: Final = struct.Struct("=IIIII")
 FILE_REQ: Final = struct.Struct("=IIIIQQQQQqqIIII")
 FILE_ENTRY: Final = struct.Struct("=IIIIIIIIQQq")
 KILL_REQ: Final = struct.Struct("=II")
@@ -262,10 +266,11 @@ def exec_payload(
     env_count: int,
     nofile: int,
     umask: int = 0o022,
+    tty_size: int = 0,
 ) -> bytes:
     """Payload of M_EXEC. ``env`` is ``env_count`` strings through ``cstrings`` already: it is the
     same for nearly all execs of a sandbox."""
-    head = EXEC_REQ.pack(len(argv), env_count, nofile, umask)
+    head = EXEC_REQ.pack(len(argv), env_count, nofile, umask, tty_size)
     return head + cstrings((user, cwd, *argv)) + env
 
 

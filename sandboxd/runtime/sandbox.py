@@ -41,6 +41,7 @@ from sandboxd.runtime.pipes import Leftovers
 log = logging.getLogger(__name__)
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_TERM: Final = "xterm-256color"
 META_VERSION: Final = 1
 
 
@@ -316,8 +317,13 @@ class Sandbox:
                 flags |= ExecFlag.EXEC_LOGIN
             command = (command,)
         env, env_count = self._env_packed
-        if request.env:
-            env, env_count = _pack_env({**self._env, **request.env})
+        tty_size = 0
+        if request.tty is not None:
+            flags |= ExecFlag.EXEC_TTY
+            tty_size = request.tty.rows << 16 | request.tty.cols
+        if request.env or request.tty is not None:
+            terminal = {"TERM": DEFAULT_TERM} if request.tty is not None else {}
+            env, env_count = _pack_env({**terminal, **self._env, **request.env})
         payload = protocol.exec_payload(
             user=user,
             cwd=cwd,
@@ -325,6 +331,7 @@ class Sandbox:
             env=env,
             env_count=env_count,
             nofile=self.spec.limits.nofile,
+            tty_size=tty_size,
         )
         return PackedCommand(payload, flags, user, cwd)
 

@@ -80,7 +80,7 @@ class FakePid1:
         payload = message.payload
         if message.flags & ExecFlag.EXEC_PAYLOAD_FD:
             payload = os.pread(fds[0], protocol.PAYLOAD_MAX, 0)
-        argc, envc, nofile, umask = protocol.EXEC_REQ.unpack_from(payload)
+        argc, envc, nofile, umask, _ = protocol.EXEC_REQ.unpack_from(payload)
         user, cwd, *words = split_strings(payload[protocol.EXEC_REQ.size :])
         argv, env = words[:argc], dict(word.split("=", 1) for word in words[argc:])
         assert len(words) == argc + envc

@@ -34,6 +34,7 @@ MACROS = (
     "CGROUP_V1_MAX",
     "PATTERNS_MAX",
     "ENTRY_PATH_MAX",
+    "STATUS_FD",
 )
 # C struct -> (our layout, its fields in order; nested ones are flattened by the layout)
 STRUCTS = {
@@ -56,7 +57,7 @@ STRUCTS = {
             "readonly_count",
         ),
     ),
-    "exec_req": (protocol.EXEC_REQ, ("argc", "envc", "nofile", "umask")),
+    "exec_req": (protocol.EXEC_REQ, ("argc", "envc", "nofile", "umask", "tty_size")),
     "file_req": (
         protocol.FILE_REQ,
         (
