@@ -21,6 +21,7 @@ from sandboxd.cli import (
     images,
     inspect,
     lifecycle,
+    logs,
     ls,
     rm,
     run,
@@ -53,7 +54,8 @@ def build() -> typer.Typer:
     app.command("serve")(serve.serve)
     app.command("doctor")(doctor.doctor)
     app.command("ls")(ls.ls)
-    app.command("ps")(ls.ls)
+    app.command("ps")(logs.ps)
+    app.command("logs")(logs.logs)
     app.command("run", context_settings=_COMMAND_SETTINGS)(run.run)
     app.command("exec", context_settings=_COMMAND_SETTINGS)(exec_.exec_)
     app.command("cp")(cp.cp)

@@ -45,8 +45,9 @@ def test_run_passes_output_and_status_through(sandboxd: Sandboxd):
 
 def test_looking_at_a_sandbox(sandboxd: Sandboxd, daemon: Daemon):
     with daemon.sandbox("busybox", run="cli", name="mine") as sandbox:
-        lines = good(sandboxd("ps", "--run", "cli")).splitlines()
+        lines = good(sandboxd("ls", "--run", "cli")).splitlines()
         assert lines[1].split()[:2] == [sandbox, "running"]
+        assert good(sandboxd("ps")).splitlines()[1].split()[0] == sandbox
         assert good(sandboxd("ls", "-q")).split() == [sandbox]
         [known] = good(sandboxd("inspect", sandbox))
         assert known["sandbox"]["name"] == "mine"
@@ -67,6 +68,16 @@ def test_pausing(sandboxd: Sandboxd, sandbox: str):
     assert good(sandboxd("resume", sandbox)) == "running\n"
     assert sandboxd("exec", sandbox, "true").returncode == 0
     good(sandboxd("renew", "--ttl", "100", sandbox))
+
+
+def test_a_process_in_the_background(sandboxd: Sandboxd, sandbox: str):
+    script = "echo out; echo err >&2; exit 5"
+    process = good(sandboxd("exec", "-d", sandbox, "--", "sh", "-c", script)).strip()
+    told = sandboxd("logs", "-f", sandbox, process)
+    assert (told.stdout, told.stderr) == (b"out\n", b"err\n")
+    line = good(sandboxd("ps", sandbox)).splitlines()[1].split()
+    assert line[:3] == [process, "exited", "5"]
+    assert good(sandboxd("ps", "--json", sandbox))["processes"][0]["exit_code"] == 5
 
 
 def test_copying(sandboxd: Sandboxd, sandbox: str, tmp_path: Path):
