@@ -20,7 +20,7 @@ from sandboxd.errors import (
     SandboxNotFound,
     SandboxPaused,
 )
-from sandboxd.images.mounts import Mount
+from sandboxd.images.mounts import Share
 from sandboxd.init import protocol
 from sandboxd.init.protocol import ExecFlag
 from sandboxd.model import (
@@ -96,7 +96,7 @@ class Sandbox:
     image_key: str = ""
     image_config: ImageConfig = field(default_factory=ImageConfig)
     phases_ms: dict[str, float] = field(default_factory=dict)
-    mount: Mount | None = None
+    mount: Share | None = None
     failure: SandboxdError | None = None
     made: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once creating has ended, well or not."""

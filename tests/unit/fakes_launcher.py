@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import select
 import socket
 import threading
@@ -16,6 +17,8 @@ from tests.unit.fakes_processes import FakeProcesses
 
 class FakeStore:
     """Images without files. ``images`` is name -> ImageConfig."""
+
+    directory = pathlib.Path("/nonexistent")
 
     def __init__(self, images):
         self.images = images
