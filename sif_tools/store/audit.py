@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sif_tools.errors import SifError
-from sif_tools.format import DataType
 from sif_tools.image_config import image_config
 from sif_tools.partition import overlay_partition, squashfs_partition
-from sif_tools.reader import Sif, read_object, read_sif
+from sif_tools.reader import read_sif
 from sif_tools.store import lookup
-from sif_tools.store.build import DELTA_NAME, DELTA_VERSION
+from sif_tools.store.delta_object import read_delta
 from sif_tools.store.files import file_digest, read_json
 from sif_tools.store.layout import Area, Layout, Suffix
 from sif_tools.store.records import Role, SifRecord, parse_build, parse_image, parse_name
 from sif_tools.store.trees import load_tree
-
-_MAX_DELTA_OBJECT_BYTES: Final = 4 << 20
 
 Told = Callable[[int, int], None]
 
@@ -140,14 +136,3 @@ class _Look:
             self._problem(path, "store-damaged", f"its {sif.role} {sif.digest} has another size")
             return False
         return True
-
-
-def read_delta(sif: Sif, source: Path | int) -> dict[str, Any]:
-    """What a delta or a shared part says of itself (`store.build`). Raises ValueError, SifError."""
-    descriptor = sif.named(DELTA_NAME, DataType.JSON)
-    if descriptor is None:
-        raise ValueError(f"a SIF without a primary partition and without {DELTA_NAME}")
-    node = json.loads(read_object(source, descriptor, limit_bytes=_MAX_DELTA_OBJECT_BYTES))
-    if not isinstance(node, dict) or node.get("version") != DELTA_VERSION:
-        raise ValueError(f"{DELTA_NAME} is of a version that is not known")
-    return node

@@ -18,8 +18,7 @@ from sif_tools.partition import overlay_partition, squashfs_partition
 from sif_tools.reader import Sif, opened, read_object, read_sif
 from sif_tools.sources.sif_file import SquashfsLayer, copy_partition
 from sif_tools.squashfs import SquashfsOptions, squashfs_from_tar
-from sif_tools.store.audit import read_delta
-from sif_tools.store.build import DELTA_NAME
+from sif_tools.store.delta_object import DELTA_NAME, read_delta
 from sif_tools.tarstream.entry import Entry, EntryStream, Kind, Piece
 from sif_tools.writer import DataObject, FileContent, write_sif
 
