@@ -99,6 +99,27 @@ class BadObject(SifError):
     code = "bad-object"
 
 
+class NoSuchObject(SifError):
+    """The SIF has no data object of that id."""
+
+    code = "no-such-object"
+
+
+# ── signing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class SigningFailed(SifError):
+    """The program that signs or verifies is missing, or did not do it; its words are told."""
+
+    code = "signing-failed"
+
+
+class NotVerified(SifError):
+    """The signatures do not prove all that they should."""
+
+    code = "not-verified"
+
+
 # ── converting ──────────────────────────────────────────────────────────────────────────────────
 
 

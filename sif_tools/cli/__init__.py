@@ -13,11 +13,14 @@ import typer
 
 from sif_tools.cli import (
     convert_verb,
+    dump_verb,
+    edit_verbs,
     flatten_verb,
     gc_verb,
     inspect_verb,
     list_verb,
     report_verb,
+    sign_verb,
     sync_check_verb,
     verify_verb,
 )
@@ -36,11 +39,14 @@ def create_app() -> typer.Typer:
     )
     for verb in (
         convert_verb,
+        dump_verb,
+        edit_verbs,
         flatten_verb,
         gc_verb,
         inspect_verb,
         list_verb,
         report_verb,
+        sign_verb,
         sync_check_verb,
         verify_verb,
     ):

@@ -1,4 +1,4 @@
-"""`sif-tools verify STORE`: all of a store, byte by byte."""
+"""`sif-tools verify STORE`: all of a store, byte by byte; `verify FILE`: a SIF's signatures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sif_tools.cli.output import human_bytes, print_json, safe_text
+from sif_tools.cli.sign_verb import verify_file
 from sif_tools.store.audit import Audit, audit
 from sif_tools.store.layout import open_store
 
@@ -19,10 +20,22 @@ def register(app: typer.Typer) -> None:
 
 
 def verify_command(
-    path: Annotated[Path, typer.Argument(metavar="STORE", help="a store of images")],
+    path: Annotated[Path, typer.Argument(metavar="STORE|FILE", help="a store, or a SIF file")],
+    key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="public key, PGP or PEM [default: gpg's keyring]"
+        ),
+    ] = None,
+    legacy: Annotated[
+        bool, typer.Option("--legacy", help="also count signatures of before Singularity 3.6")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print as JSON")] = False,
 ) -> None:
-    """Check every digest, every structure and every reference of a store; changes nothing."""
+    """Check every digest, structure and reference of a store, or the signatures of a SIF."""
+    if path.is_file():
+        verify_file(path, key or [], legacy=legacy, as_json=as_json)
+        return
     verify_store(path, as_json=as_json)
 
 
