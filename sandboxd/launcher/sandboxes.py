@@ -150,7 +150,7 @@ class Sandboxes:
             clock.lap("root")
         except BaseException:
             # Also one that comes when nobody waits any more.
-            root.watch(lambda: _close_fds(root))
+            root.abandon()
             raise
         try:
             self._undertaker.request("hold", tuple(reply.fds), sandbox=sandbox.id)
