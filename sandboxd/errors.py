@@ -194,6 +194,58 @@ class NotARegularFile(FileError):
     code = "not-a-regular-file"
 
 
+class NotADirectory(FileError):
+    code = "not-a-directory"
+
+
+class DirectoryNotEmpty(FileError):
+    """A directory is removed with what is in it only if that was asked for."""
+
+    code = "directory-not-empty"
+
+
+class FileExists(FileError):
+    """Something is there already, and was not to be replaced or cannot be."""
+
+    code = "file-exists"
+
+
+class FileBusy(FileError):
+    """A mount point, or a program that is running and may not be written to."""
+
+    code = "file-busy"
+
+
+class CrossDevice(FileError):
+    """Source and destination are on two file systems, or the directory is the image's own."""
+
+    code = "cross-device"
+
+
+class FileChanged(FileError):
+    """A process of the sandbox changed it while it was being worked on."""
+
+    code = "file-changed"
+
+
+class TreeTooLarge(FileError):
+    """More entries, bytes or levels than one request may take."""
+
+    code = "tree-too-large"
+
+
+class ArchiveInvalid(FileError):
+    """No tar, or one that is damaged, unsafe or too large; ``detail["reason"]`` says which."""
+
+    code = "archive-invalid"
+
+
+class RangeNotSatisfiable(FileError):
+    """The file ends before the range begins; ``detail["size_bytes"]`` says where."""
+
+    code = "range-not-satisfiable"
+
+
 # --- the caller's, and there only because there is HTTP ----------------------------------------
 
 
@@ -288,6 +340,12 @@ class FileStalled(WorkloadError):
     image's server that hangs is killed sooner, and its sandboxes with it."""
 
     code = "file-stalled"
+
+
+class FileKilled(WorkloadError):
+    """The process of a file operation was killed: by the sandbox's root, or for want of memory."""
+
+    code = "file-operation-killed"
 
 
 # --- the node's own --------------------------------------------------------------------------

@@ -128,6 +128,12 @@ class TimeoutReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TtySize:
+    cols: int = 80
+    rows: int = 24
+
+
+@dataclass(frozen=True, slots=True)
 class ExecRequest:
     """One command in a sandbox.
 
@@ -151,6 +157,8 @@ class ExecRequest:
     """As ``timeout_s``, but from the last byte of output."""
     merge_stderr: bool = False
     """Both streams through one pipe, in the order in which they were written."""
+    tty: TtySize | None = None
+    """A terminal instead of pipes; all output is stdout then."""
     detach: bool = False
     """A client that goes does not end it."""
 
@@ -196,3 +204,26 @@ class FileInfo:
     uid: int
     gid: int
     mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Anything that has a name in a sandbox. Names are bytes there, and need not be UTF-8."""
+
+    path: bytes
+    """Absolute."""
+    type: str
+    """``file``, ``directory``, ``symlink``, ``fifo``, ``socket``, ``char-device`` or
+    ``block-device``."""
+    size_bytes: int
+    mode: int
+    """Without the type."""
+    uid: int
+    gid: int
+    links: int
+    inode: int
+    mtime_ns: int
+    target: bytes | None = None
+    """Where a symlink leads."""
+    error: str | None = None
+    """Symbol of the errno for which a directory was not looked into."""

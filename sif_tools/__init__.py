@@ -5,6 +5,7 @@ From the file format up; each layer knows only those above it in this list::
     errors                     the error tree
     format                     the bytes on disk
     reader, writer             parse and check a SIF; write one
+    table, edit, signing       change one in place, sign it, verify it
     superblock, partition,
     image_config               what a node asks of a SIF: where to mount, how to run
     compression, prefetch,

@@ -113,7 +113,7 @@ class _Written:
 def _check_before(path: Path, options: ConvertOptions) -> None:
     """What would fail in the end anyway fails before the work."""
     find_tool()
-    options.squashfs.checked_level()
+    options.squashfs.check()
     try:
         os.stat(path.parent)
     except OSError as error:

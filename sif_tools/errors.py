@@ -99,6 +99,27 @@ class BadObject(SifError):
     code = "bad-object"
 
 
+class NoSuchObject(SifError):
+    """The SIF has no data object of that id."""
+
+    code = "no-such-object"
+
+
+# ── signing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class SigningFailed(SifError):
+    """The program that signs or verifies is missing, or did not do it; its words are told."""
+
+    code = "signing-failed"
+
+
+class NotVerified(SifError):
+    """The signatures do not prove all that they should."""
+
+    code = "not-verified"
+
+
 # ── converting ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -224,6 +245,12 @@ class ToolMissing(ConvertError):
     """An outside program is not on PATH; the hint names the package that brings it."""
 
     code = "tool-missing"
+
+
+class CannotBeRead(ConvertError):
+    """The image would be of a compression that its readers do not know."""
+
+    code = "readers-cannot-read"
 
 
 class SquashfsToolFailed(ConvertError):

@@ -17,7 +17,7 @@ from sif_tools.errors import (
     UnsupportedPartition,
     WrongArchitecture,
 )
-from sif_tools.format import UNKNOWN_ARCH, FsType, machine_arch
+from sif_tools.format import UNKNOWN_ARCH, FsType, PartType, machine_arch
 from sif_tools.reader import Descriptor, FdOrPath, Sif, opened
 from sif_tools.superblock import Superblock, read_superblock
 
@@ -56,12 +56,31 @@ def mountable_partition(sif: Sif, source: FdOrPath, machine: str | None = None) 
 
 def squashfs_partition(sif: Sif, source: FdOrPath) -> Partition:
     """The same for reading it here, whatever machine it is made for."""
-    primary = primary_partition(sif)
-    if primary.fs_type != FsType.SQUASHFS:
+    return _checked(primary_partition(sif), source)
+
+
+def mountable_overlay(sif: Sif, source: FdOrPath, machine: str | None = None) -> Partition:
+    """Like `mountable_partition`, for the one partition of a SIF that is laid over others."""
+    partition = overlay_partition(sif, source)
+    _check_arch(partition.arch, platform.machine() if machine is None else machine)
+    return partition
+
+
+def overlay_partition(sif: Sif, source: FdOrPath) -> Partition:
+    """The same for reading it here, whatever machine it is made for."""
+    partitions = [one for one in sif.descriptors if one.is_partition]
+    if len(partitions) != 1 or partitions[0].part_type != PartType.OVERLAY:
+        raise UnsupportedPartition("it has something else than one overlay partition")
+    return _checked(partitions[0], source)
+
+
+def _checked(one: Descriptor, source: FdOrPath) -> Partition:
+    if one.fs_type != FsType.SQUASHFS:
+        what = "primary partition" if one.is_primary else "overlay partition"
         raise UnsupportedPartition(
-            f"primary partition is {_fs_type_name(primary.fs_type)}, only squashfs can be mounted"
+            f"{what} is {_fs_type_name(one.fs_type)}, only squashfs can be mounted"
         )
-    return _check_squashfs(primary, source)
+    return _check_squashfs(one, source)
 
 
 def _check_arch(arch: str, machine: str) -> None:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import BinaryIO, Final
 
 from sif_tools.errors import BadSquashfs, ConvertError, SquashfsToolFailed, ToolMissing
+from sif_tools.readers import check_readable
 from sif_tools.scratch import scratch_file
 from sif_tools.superblock import read_superblock
 from sif_tools.tarstream.writer import TarWriter
@@ -29,22 +30,53 @@ _MAX_STDERR_BYTES: Final = 4096
 
 
 class Compression(StrEnum):
-    """Low zstd is as small as gzip here and many times faster; gzip is for old readers."""
+    """Low zstd is as small as gzip here and many times faster; gzip is for old readers.
+
+    lz4 is larger and the cheapest to read, xz the smallest and by far the dearest. Of lz4 images
+    whose files all have one owner, unsquashfs (4.5.1) says that they are corrupt: tar2sqfs stores
+    a table of 4 bytes as 5. The kernel, squashfuse and rdsquashfs read them.
+    """
 
     ZSTD = "zstd"
     GZIP = "gzip"
+    LZ4 = "lz4"
+    XZ = "xz"
 
 
-_LEVELS: Final = {Compression.ZSTD: (1, 22, 3), Compression.GZIP: (1, 9, 9)}
+# Least, most, default. lz4 has no levels but two modes: 1 is the fast one, 2 the thorough.
+_LEVELS: Final = {
+    Compression.ZSTD: (1, 22, 3),
+    Compression.GZIP: (1, 9, 9),
+    Compression.LZ4: (1, 2, 1),
+    Compression.XZ: (0, 9, 6),
+}
+# What squashfs allows (kernel: SQUASHFS_FILE_MAX_SIZE).
+_MIN_BLOCK_BYTES: Final = 4 << 10
+_MAX_BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SquashfsOptions:
-    """`level` None is the compressor's default here: 3 for zstd, 9 for gzip."""
+    """`level` None is the compressor's default here: 3 for zstd, 9 for gzip, 1 for lz4, 6 for xz.
+
+    `readers`: the compressions that all who will read it can; None asks this host's reader.
+    """
 
     compression: Compression = Compression.ZSTD
     level: int | None = None
     block_size_bytes: int = 128 << 10
+    readers: frozenset[str] | None = None
+
+    def check(self) -> None:
+        """ConvertError for what cannot be made; CannotBeRead for what nobody could read."""
+        self.checked_level()
+        size = self.block_size_bytes
+        if not _MIN_BLOCK_BYTES <= size <= _MAX_BLOCK_BYTES or size & (size - 1):
+            raise ConvertError(
+                f"block size {size}, expected a power of two from {_MIN_BLOCK_BYTES} to "
+                f"{_MAX_BLOCK_BYTES}"
+            )
+        check_readable(self.compression, self.readers)
 
     def checked_level(self) -> int:
         """The level to use; ConvertError for one that the compressor does not have."""
@@ -53,6 +85,13 @@ class SquashfsOptions:
         if not least <= level <= most:
             raise ConvertError(f"{self.compression} level {level}, expected {least} to {most}")
         return level
+
+    def tool_options(self) -> list[str]:
+        """The level as tar2sqfs is told it."""
+        level = self.checked_level()
+        if self.compression is Compression.LZ4:
+            return ["--comp-extra=hc"] if level == 2 else []
+        return [f"--comp-extra=level={level}"]
 
 
 def find_tool() -> str:
@@ -73,6 +112,7 @@ def squashfs_from_tar(
     the tool left out is an error. The file has no name and is gone when it is closed, whatever
     happens; the tool is killed if `write` raises.
     """
+    options.check()
     with ExitStack() as stack:
         image = stack.enter_context(scratch_file("the finished squashfs"))
         errors = stack.enter_context(scratch_file("the finished squashfs"))
@@ -98,7 +138,7 @@ def _running(
         "--force",
         "--no-skip",  # an entry it cannot take ends the conversion instead of being left out
         f"--compressor={options.compression}",
-        f"--comp-extra=level={options.checked_level()}",
+        *options.tool_options(),
         f"--block-size={options.block_size_bytes}",
         "--defaults=uid=0,gid=0,mode=0755,mtime=0",  # mtime is the superblock's, too
         # Opened anew by name, which works for a file without one and keeps it so.

@@ -89,6 +89,7 @@ def process_answer(process: Process) -> dict[str, Any]:
         "user": process.meta.get("user", ""),
         "cwd": process.meta.get("cwd", ""),
         "stdin": process.has_stdin,
+        "tty": process.is_tty,
         "started_at": timestamp(process.started_at),
         "ended_at": timestamp(end.at) if end else None,
         "exit_code": end.exit_code if end else None,

@@ -15,8 +15,8 @@ from sandboxd.api.auth import OPEN_PATHS, BearerAuth
 from sandboxd.api.bodies import lift_definitions
 from sandboxd.api.body_limit import BodyLimit
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.routes import exec as exec_route
 from sandboxd.api.routes import (
+    archives,
     files,
     health,
     images,
@@ -26,6 +26,7 @@ from sandboxd.api.routes import (
     sandboxes,
     snapshots,
 )
+from sandboxd.api.routes import exec as exec_route
 from sandboxd.config import Config
 from sandboxd.errors import BodyTooLarge, SandboxdError, Unauthorized
 from sandboxd.runtime.manager import Runtime
@@ -69,6 +70,7 @@ def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
     for resource in (
         exec_route,
         files,
+        archives,
         processes,
         sandboxes,
         lifecycle,

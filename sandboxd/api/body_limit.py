@@ -53,7 +53,7 @@ class BodyLimit:
 
 
 def _streams(scope: Scope) -> bool:
-    return bool(scope["method"] == "PUT" and scope["path"].endswith("/files"))
+    return bool(scope["method"] == "PUT" and scope["path"].endswith(("/files", "/archive")))
 
 
 def content_length(scope: Scope) -> int | None:

@@ -22,7 +22,7 @@ from pydantic import (
 
 from sandboxd.config import Config
 from sandboxd.images.store import NAME_MAX, NAME_PATTERN
-from sandboxd.model import ExecRequest, InlineFile, Limits, SandboxSpec, Truncate
+from sandboxd.model import ExecRequest, InlineFile, Limits, SandboxSpec, Truncate, TtySize
 
 FILES_MAX: Final = 64
 """Inline files of one create: it waits for each of them."""
@@ -258,6 +258,16 @@ class SandboxList(Answer):
 # --- exec ------------------------------------------------------------------------------------
 
 
+class TtyBody(Body):
+    """A terminal and its size in characters."""
+
+    cols: int = Field(default=80, ge=1, le=0xFFFF)
+    rows: int = Field(default=24, ge=1, le=0xFFFF)
+
+    def to_size(self) -> TtySize:
+        return TtySize(self.cols, self.rows)
+
+
 class ExecBody(Body):
     model_config = ConfigDict(
         json_schema_extra={
@@ -295,6 +305,9 @@ class ExecBody(Body):
     """As ``timeout_s``, from the last byte of output."""
     merge_stderr: bool = False
     """Both streams as one, in the order in which they were written, as ``stdout``."""
+    tty: TtyBody | None = None
+    """Run it in a terminal of its own: all output is ``stdout`` then, and ``stdin`` is typed in.
+    ``TERM`` is set if nobody else does."""
     detach: bool = False
     """Whether it goes on without its client. A stream of it can be taken up later."""
 
@@ -336,6 +349,7 @@ class ExecBody(Body):
             login=self.login,
             idle_output_timeout_s=self.idle_output_timeout_s,
             merge_stderr=self.merge_stderr,
+            tty=self.tty.to_size() if self.tty else None,
             detach=self.detach,
         )
 

@@ -16,6 +16,7 @@ from sandboxd.api.schemas import (
     Environment,
     ErrorDetail,
     Text,
+    TtyBody,
     User,
     Word,
 )
@@ -44,6 +45,8 @@ class ProcessBody(Body):
     login: bool = False
     merge_stderr: bool = False
     """Both streams as one, as ``stdout``."""
+    tty: TtyBody | None = None
+    """A terminal instead of pipes: what is written to it is typed in, all output is ``stdout``."""
 
     @model_validator(mode="after")
     def _check(self) -> ProcessBody:
@@ -62,6 +65,7 @@ class ProcessBody(Body):
             stdin=b"" if self.stdin else None,
             login=self.login,
             merge_stderr=self.merge_stderr,
+            tty=self.tty.to_size() if self.tty else None,
         )
 
 
@@ -117,6 +121,7 @@ class ProcessAnswer(Answer):
     user: str
     cwd: str
     stdin: bool
+    tty: bool
     started_at: str
     ended_at: str | None
     exit_code: int | None

@@ -1,9 +1,11 @@
 """The ``sandboxd`` program: argv to configuration, and the administration verbs.
 
-One file a verb. ``serve`` runs the daemon, ``doctor`` looks at the node itself; all others speak
-HTTP to a running daemon. Tables are for people, ``--json`` for programs; an error is one line on
-stderr with its code. Exit status: 0, 1 (ours failed), 2 (wrong usage); ``run`` and ``exec`` pass
-the command's through, and use 125 where it did not run, as container tools do.
+One file a verb, or a few that belong together. ``serve`` runs the daemon, ``doctor`` looks at the
+node itself, ``config show`` at its settings; all others speak to a running daemon through
+``sandboxd.client``. Tables are for people, ``--json`` for programs; an error is one line on stderr
+with its code. Exit status: 0, 1 (ours failed), 2 (wrong usage); ``run`` and ``exec`` pass the
+command's through, and use 125 where it did not run, as container tools do. With
+``--install-completion`` the shell completes verbs, options, ids and image names.
 """
 
 from __future__ import annotations
@@ -11,7 +13,21 @@ from __future__ import annotations
 import typer
 
 from sandboxd import __version__
-from sandboxd.cli import doctor, exec_, ls, rm, run, serve
+from sandboxd.cli import (
+    config_show,
+    cp,
+    doctor,
+    exec_,
+    images,
+    inspect,
+    lifecycle,
+    logs,
+    ls,
+    rm,
+    run,
+    serve,
+    top,
+)
 
 # With interspersed arguments off, all behind IMAGE or ID is the command's, options included.
 _COMMAND_SETTINGS = {"allow_interspersed_args": False}
@@ -34,15 +50,25 @@ def _root(
 
 def build() -> typer.Typer:
     """The program."""
-    app = typer.Typer(
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, callback=_root
-    )
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, callback=_root)
     app.command("serve")(serve.serve)
     app.command("doctor")(doctor.doctor)
     app.command("ls")(ls.ls)
+    app.command("ps")(logs.ps)
+    app.command("logs")(logs.logs)
     app.command("run", context_settings=_COMMAND_SETTINGS)(run.run)
     app.command("exec", context_settings=_COMMAND_SETTINGS)(exec_.exec_)
+    app.command("cp")(cp.cp)
+    app.command("inspect")(inspect.inspect)
+    app.command("events")(inspect.events)
+    app.command("top")(top.top)
+    app.command("pause")(lifecycle.pause)
+    app.command("resume")(lifecycle.resume)
+    app.command("renew")(lifecycle.renew)
     app.command("rm")(rm.rm)
+    app.command("prune")(rm.prune)
+    app.add_typer(images.build(), name="images")
+    app.add_typer(config_show.build(), name="config")
     return app
 
 

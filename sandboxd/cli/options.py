@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
 from pathlib import Path
@@ -10,8 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from sandboxd.cli.http import Daemon, DaemonError
+from sandboxd.cli.completion import sandbox_ids
+from sandboxd.client.calls import ExecOptions
+from sandboxd.client.sync import Client
 from sandboxd.config import Config, load_config
+from sandboxd.errors import RequestError
+
+RETRY_S = 0.0
 
 ConfigFile = Annotated[
     Path | None,
@@ -49,6 +53,14 @@ Stdin = Annotated[
     bool,
     typer.Option("--stdin", "-i", help="Read our stdin to its end and give it to the command."),
 ]
+SandboxId = Annotated[
+    str, typer.Argument(metavar="ID", help="Of the sandbox.", autocompletion=sandbox_ids)
+]
+RunName = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Of this run only.")]
+Label = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="NAME[=VALUE]", help="With this label only; may be repeated."),
+]
 Command = Annotated[
     list[str],
     typer.Argument(
@@ -57,10 +69,17 @@ Command = Annotated[
 ]
 
 
-def daemon(url: str | None, token_file: Path | None, config_file: Path | None) -> Daemon:
-    """The daemon that the options and the environment name."""
+class TokenUnreadable(RequestError):
+    """There is no token that this user can read."""
+
+    code = "token-unreadable"
+
+
+def daemon(url: str | None, token_file: Path | None, config_file: Path | None) -> Client:
+    """The daemon that the options and the environment name. One that is not there is told at once:
+    whoever types does not want to wait for it."""
     config = load_config(config_file)
-    return Daemon(url or _url(config), _token(config, token_file))
+    return Client(url or _url(config), _token(config, token_file), retry_s=RETRY_S)
 
 
 def _url(config: Config) -> str:
@@ -82,29 +101,44 @@ def _token(config: Config, token_file: Path | None) -> str:
         hint = "run as root or as the daemon's account, or set SANDBOXD_TOKEN"
         if isinstance(error, FileNotFoundError):
             hint = "the daemon makes it when it first starts; or set SANDBOXD_TOKEN"
-        raise DaemonError("token-unreadable", f"{path}: {reason}", hint) from None
+        raise TokenUnreadable(f"{path}: {reason}", hint=hint) from None
 
 
-def command_body(
-    command: list[str],
+def command_words(command: list[str]) -> list[str]:
+    """The command, without the ``--`` before it."""
+    # Behind the first argument "--" is no longer ours to interpret, so it arrives with the rest.
+    if command and command[0] == "--":
+        command = command[1:]
+    if not command:
+        raise typer.BadParameter("no command is given", param_hint="COMMAND")
+    return command
+
+
+def exec_options(
     *,
     timeout_s: float | None,
     cwd: str | None,
     user: str | None,
     env: list[str] | None,
     stdin: bool,
-) -> dict[str, Any]:
-    """The body of an exec request; what is not given is left to the daemon."""
-    # Behind the first argument "--" is no longer ours to interpret, so it arrives with the rest.
-    if command and command[0] == "--":
-        command = command[1:]
-    if not command:
-        raise typer.BadParameter("no command is given", param_hint="COMMAND")
-    body: dict[str, Any] = {"command": command, "encoding": "base64"}
-    given = {"timeout_s": timeout_s, "cwd": cwd, "user": user, "env": _environment(env)}
-    if stdin:
-        given["stdin_base64"] = base64.b64encode(sys.stdin.buffer.read()).decode("ascii")
-    return body | {name: value for name, value in given.items() if value is not None}
+) -> ExecOptions:
+    """How to run it; what is not given is left to the daemon."""
+    given: dict[str, Any] = {
+        "timeout_s": timeout_s,
+        "cwd": cwd,
+        "user": user,
+        "env": _environment(env),
+        "stdin": sys.stdin.buffer.read() if stdin else None,
+    }
+    options: Any = {name: value for name, value in given.items() if value is not None}
+    chosen: ExecOptions = options
+    return chosen
+
+
+def labels(given: list[str] | None) -> dict[str, str | None]:
+    """``NAME=VALUE``, or ``NAME`` for any value."""
+    pairs = (one.partition("=") for one in given or ())
+    return {name: value if equals else None for name, equals, value in pairs}
 
 
 def _environment(assignments: list[str] | None) -> dict[str, str] | None:

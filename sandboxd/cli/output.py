@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
+import datetime
 import json
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sandboxd.cli.http import DaemonError
+from sandboxd.client.results import ExecExit, ExecResult, Output
 from sandboxd.errors import SandboxdError
 
 EXIT_FAILED: Final = 1
@@ -27,14 +29,14 @@ def reporting(exit_status: int = EXIT_FAILED) -> Iterator[None]:
     """Turn our errors into one line on stderr and ``exit_status``; an interrupt into 130."""
     try:
         yield
-    except (DaemonError, SandboxdError) as error:
+    except SandboxdError as error:
         complain(error)
         raise typer.Exit(exit_status) from None
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
-def complain(error: DaemonError | SandboxdError) -> None:
+def complain(error: SandboxdError) -> None:
     hint = f" (hint: {error.hint})" if error.hint else ""
     say(f"{error.code}: {error.message}{hint}")
 
@@ -45,7 +47,23 @@ def say(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2))
+    typer.echo(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: object) -> object:
+    """What JSON has no word for, in the API's own spelling."""
+    if isinstance(value, SandboxdError):
+        return {"code": value.code, "message": value.message, "cause": value.cause}
+    if isinstance(value, ExecResult):
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        for name in ("stdout", "stderr"):
+            fields[name] = base64.b64encode(fields.pop(f"{name}_bytes")).decode()
+        return fields | {"encoding": "base64"}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if isinstance(value, datetime.datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
@@ -61,26 +79,34 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     console.print(table, crop=False)
 
 
-def print_result(result: dict[str, Any]) -> None:
-    """A command's output where it belongs, byte for byte, and what is to be known beside it."""
-    for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
-        stream.flush()
-        data = decoded(result, name)
-        buffer = getattr(stream, "buffer", None)
-        if buffer is None:
-            stream.write(data.decode(errors="replace"))
-        else:
-            buffer.write(data)
-        stream.flush()
-        if result.get(f"{name}_truncated"):
-            total = result[f"{name}_total_bytes"]
-            say(f"{name}: {len(data)} of {total} bytes were kept")
-    if result.get("timed_out"):
+def print_output(output: Output) -> None:
+    """A piece of a command's output where it belongs, byte for byte."""
+    stream = sys.stdout if output.stream == "stdout" else sys.stderr
+    buffer = getattr(stream, "buffer", None)
+    if buffer is None:
+        stream.write(output.data.decode(errors="replace"))
+    else:
+        buffer.write(output.data)
+    stream.flush()
+
+
+def remark(end: ExecExit) -> None:
+    """What is to be known beside the exit status."""
+    if end.timed_out:
         say("the time was up: all of the command's processes were killed")
-    if result.get("oom_killed"):
+    if end.oom_killed:
         say("the sandbox ran out of memory while the command ran")
 
 
-def decoded(result: dict[str, Any], name: str) -> bytes:
-    text: str = result[name]
-    return base64.b64decode(text) if result.get("encoding") == "base64" else text.encode()
+def age(since: datetime.datetime, now: datetime.datetime) -> str:
+    """Time since then in one or two units: ``3m12s``."""
+    seconds = max(0, int((now - since).total_seconds()))
+    for unit, size, lower, lower_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}{seconds % size // lower_size}{lower}"
+    return f"{seconds // 60}m{seconds % 60}s" if seconds >= 60 else f"{seconds}s"
+
+
+def mebibytes(size_bytes: float | None) -> str:
+    """``12.3M``; ``-`` where it is not known."""
+    return "-" if size_bytes is None else f"{size_bytes / (1 << 20):.1f}M"

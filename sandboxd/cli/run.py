@@ -6,24 +6,28 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from sandboxd.cli import options
-from sandboxd.cli.http import Daemon, DaemonError
-from sandboxd.cli.output import (
-    EXIT_NOT_RUN,
-    complain,
-    print_json,
-    print_result,
-    reporting,
-    say,
-)
+from sandboxd.cli.completion import image_names
+from sandboxd.cli.exec_ import streamed
+from sandboxd.cli.output import EXIT_NOT_RUN, complain, print_json, reporting, say
+from sandboxd.client import calls
+from sandboxd.client.calls import CreateOptions
+from sandboxd.client.results import ExecExit
+from sandboxd.client.sync import Client, Sandbox
+from sandboxd.errors import SandboxdError
 
 
 def run(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Name of an image of the node.")],
+    image: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGE", help="Name of an image of the node.", autocompletion=image_names
+        ),
+    ],
     command: options.Command,
     *,
     cpus: Annotated[float | None, typer.Option(help="Limit.")] = None,
@@ -44,38 +48,40 @@ def run(
     config: options.ConfigFile = None,
 ) -> None:
     """Create a sandbox, run a command in it and delete it; the command's exit status is ours."""
-    body = options.command_body(
-        command, timeout_s=timeout, cwd=cwd, user=user, env=env, stdin=stdin
-    )
+    words = options.command_words(command)
+    how = options.exec_options(timeout_s=timeout, cwd=cwd, user=user, env=env, stdin=stdin)
     given = {"cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
     limits = {name: value for name, value in given.items() if value is not None}
+    like: CreateOptions = {"limits": limits} if limits else {}
+    end: ExecExit
     with (
         reporting(EXIT_NOT_RUN),
         options.daemon(url, token_file, config) as daemon,
         _terminating(),
     ):
-        created = daemon.create({"image": image} | ({"limits": limits} if limits else {}))
+        created = daemon.create(image, **like)
         try:
-            result = daemon.execute(created["id"], body)
+            if as_json:
+                end = daemon.do(calls.execute(created.id, words, how))
+            else:
+                end = streamed(daemon, created.id, words, how)
         except BaseException:
             # However this ends, an interrupt included; the first error is the one to tell of.
             _end(daemon, created, keep)
             raise
         deleted = _end(daemon, created, keep)
     if as_json:
-        print_json({"sandbox": created, "result": result})
-    else:
-        print_result(result)
-    raise typer.Exit(result["exit_code"] if deleted else EXIT_NOT_RUN)
+        print_json({"sandbox": created.info, "result": end})
+    raise typer.Exit(end.exit_code if deleted else EXIT_NOT_RUN)
 
 
-def _end(daemon: Daemon, created: dict[str, Any], keep: bool) -> bool:
+def _end(daemon: Client, created: Sandbox, keep: bool) -> bool:
     if keep:
-        say(f"kept {created['id']}")
+        say(f"kept {created.id}")
         return True
     try:
-        daemon.delete(created["id"])
-    except DaemonError as error:
+        daemon.delete(created.id)
+    except SandboxdError as error:
         complain(error)
         return False
     return True

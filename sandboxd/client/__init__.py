@@ -30,6 +30,7 @@ other it is awaited::
     sync.Client ---create, connect--->      aio.AsyncClient ---create, connect--->
                     sync.Sandbox                              aio.AsyncSandbox
                       exec_stream -> ExecStream                 exec_stream -> AsyncExecStream
+                      start_process -> Process                  start_process -> AsyncProcess
 
 Errors are the tree of ``sandboxd.errors``: by class, or by ``code``, ``cause`` and ``retryable``.
 A command that fails is a result and no error.
@@ -52,6 +53,7 @@ from sandboxd.client.failures import (
     ConnectionLost,
     NotSandboxd,
 )
+from sandboxd.client.process_calls import ProcessInfo
 from sandboxd.client.results import (
     Deleted,
     Event,
@@ -66,17 +68,20 @@ from sandboxd.client.results import (
     Stats,
 )
 from sandboxd.client.sync import Client, Sandbox
+from sandboxd.client.sync_process import Process
 from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
 
 if TYPE_CHECKING:
     from sandboxd.client.aio import AsyncClient, AsyncSandbox
+    from sandboxd.client.aio_process import AsyncProcess
     from sandboxd.client.aio_stream import AsyncExecStream
 
 __all__ = [
     "AnswerTimeout",
     "AsyncClient",
     "AsyncExecStream",
+    "AsyncProcess",
     "AsyncSandbox",
     "Client",
     "ClientMisused",
@@ -93,6 +98,8 @@ __all__ = [
     "NotSandboxd",
     "Output",
     "Prefetched",
+    "Process",
+    "ProcessInfo",
     "Sandbox",
     "SandboxInfo",
     "SandboxdError",
@@ -103,7 +110,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The asynchronous half when it is first asked for: aiohttp takes as long to import as all else
     together, and the command line does without."""
-    if name not in ("AsyncClient", "AsyncExecStream", "AsyncSandbox"):
+    if name not in ("AsyncClient", "AsyncExecStream", "AsyncProcess", "AsyncSandbox"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from sandboxd.client import aio  # noqa: PLC0415
 

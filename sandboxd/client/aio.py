@@ -18,12 +18,14 @@ from collections.abc import (
 from types import TracebackType
 from typing import Any, BinaryIO, Self, Unpack
 
-from sandboxd.client import calls
+from sandboxd.client import calls, process_calls
 from sandboxd.client.aio_driver import AsyncDriver
+from sandboxd.client.aio_process import AsyncProcess
 from sandboxd.client.aio_stream import AsyncExecStream
 from sandboxd.client.calls import CreateOptions, ExecOptions
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.local_files import CHUNK_BYTES, replacing
+from sandboxd.client.process_calls import Processes, ProcessOptions
 from sandboxd.client.results import (
     Deleted,
     Events,
@@ -275,6 +277,24 @@ class AsyncSandbox:
         """Take up the stream of a command that goes on, detached or cut off a moment ago."""
         call = calls.resume_stream(self.id, exec_id, from_seq)
         return AsyncExecStream(self._client, self.id, call, FrameReader(exec_id, from_seq))
+
+    # --- background processes ----------------------------------------------------------------
+
+    async def start_process(
+        self, command: str | Sequence[str], **options: Unpack[ProcessOptions]
+    ) -> AsyncProcess:
+        """Start a command that outlives this client and the daemon."""
+        call = process_calls.start(self.id, command, options)
+        return AsyncProcess(self._client, self.id, await self._client.do(call))
+
+    async def process(self, process_id: str) -> AsyncProcess:
+        """One that was started before."""
+        told = await self._client.do(process_calls.news(self.id, process_id))
+        return AsyncProcess(self._client, self.id, told.info)
+
+    async def processes(self) -> Processes:
+        """All that were not removed, in the order in which they were started."""
+        return await self._client.do(process_calls.list_all(self.id))
 
     # --- files -------------------------------------------------------------------------------
 

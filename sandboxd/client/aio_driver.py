@@ -80,7 +80,7 @@ class AsyncDriver:
                 pause_s = tries.after_failure(_true_failure(error), _now())
             else:
                 if answer.status < 400:
-                    return call.parse(answer.body)
+                    return call.read(answer.body)
                 pause_s = tries.after_answer(answer, _now())
             await asyncio.sleep(pause_s)
 
@@ -91,7 +91,7 @@ class AsyncDriver:
         except httpx.TransportError as error:
             raise transport_error(_true_failure(error), self.url)[0] from error
         if answer.status < 400:
-            return call.parse(answer.body)
+            return call.read(answer.body)
         raise error_from_body(answer.body, answer.status)
 
     @asynccontextmanager

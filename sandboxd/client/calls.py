@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 from sandboxd.client.address import Headers
+from sandboxd.client.failures import NotSandboxd
 from sandboxd.client.results import (
     Deleted,
     Event,
@@ -54,6 +55,16 @@ class Call(Generic[T]):
     headers: Headers = ()
     read_s: float | None = ANSWER_S
     repeatable: bool = False
+
+    def read(self, body: bytes) -> T:
+        """What a good answer says. Raises NotSandboxd where it is not one of ours."""
+        try:
+            return self.parse(body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise NotSandboxd(
+                f"{self.method} {self.path}: an answer of another kind: {what}"
+            ) from error
 
 
 class ExecOptions(TypedDict, total=False):

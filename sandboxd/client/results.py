@@ -49,16 +49,16 @@ class SandboxInfo:
 
     @classmethod
     def from_json(cls, row: Json) -> Self:
-        known: Json = {one.name: row.get(one.name) for one in fields(cls)}
+        whole: Json = {one.name: row.get(one.name) for one in fields(cls)}
         state, failure = str(row["state"]), row.get("failure")
-        known |= {
+        whole |= {
             "state": SandboxState(state) if state in set(SandboxState) else state,
-            "limits": Limits(**_known(Limits, row["limits"])),
+            "limits": Limits(**known(Limits, row["limits"])),
             "created_at": moment(row["created_at"]),
             "expires_at": moment(row["expires_at"]),
             "failure": None if failure is None else error_from_json(failure),
         }
-        return cls(**known)
+        return cls(**whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class ExecExit:
 
     @classmethod
     def from_json(cls, row: Json) -> Self:
-        return cls(**_known(cls, row))
+        return cls(**known(cls, row))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class ExecResult(ExecExit):
         streams = {
             f"{name}_bytes": decoded(row[name], row["encoding"]) for name in ("stdout", "stderr")
         }
-        return cls(**_known(cls, row) | streams)
+        return cls(**known(cls, row) | streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class FileInfo:
 
     @classmethod
     def from_json(cls, row: Json) -> Self:
-        return cls(**_known(cls, row) | {"mode": int(row["mode"], 8)})
+        return cls(**known(cls, row) | {"mode": int(row["mode"], 8)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ class Stats:
             if isinstance(figures, dict)
             for name, value in figures.items()
         }
-        known: Json = {one.name: flat.get(one.name) for one in fields(cls)}
-        return cls(**known | {"at": moment(row["at"])})
+        whole: Json = {one.name: flat.get(one.name) for one in fields(cls)}
+        return cls(**whole | {"at": moment(row["at"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Event:
 
     @classmethod
     def from_json(cls, row: Json) -> Self:
-        return cls(**_known(cls, row) | {"at": moment(row["at"])})
+        return cls(**known(cls, row) | {"at": moment(row["at"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class Image:
     @classmethod
     def from_json(cls, row: Json) -> Self:
         at = row.get("modified_at")
-        return cls(**_known(cls, row) | {"modified_at": None if at is None else moment(at)})
+        return cls(**known(cls, row) | {"modified_at": None if at is None else moment(at)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +251,9 @@ class Node:
     @classmethod
     def from_json(cls, row: Json) -> Self:
         limits = {
-            name: Limits(**_known(Limits, row[name])) for name in ("default_limits", "max_limits")
+            name: Limits(**known(Limits, row[name])) for name in ("default_limits", "max_limits")
         }
-        return cls(**_known(cls, row) | limits | {"raw": row})
+        return cls(**known(cls, row) | limits | {"raw": row})
 
 
 def moment(text: str) -> datetime:
@@ -264,7 +264,7 @@ def decoded(text: str, encoding: str) -> bytes:
     return binascii.a2b_base64(text) if encoding == "base64" else text.encode()
 
 
-def _known(kind: Any, row: Json) -> Json:
+def known(kind: Any, row: Json) -> Json:
     """The fields that ``kind`` has."""
     names = _names(kind)
     return {name: value for name, value in row.items() if name in names}

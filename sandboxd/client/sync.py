@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from sandboxd.client import calls
+from sandboxd.client import calls, process_calls
 from sandboxd.client.calls import CreateOptions, ExecOptions
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.local_files import CHUNK_BYTES, replacing
+from sandboxd.client.process_calls import Processes, ProcessOptions
 from sandboxd.client.results import (
     Deleted,
     Events,
@@ -25,6 +26,7 @@ from sandboxd.client.results import (
     Stats,
 )
 from sandboxd.client.sync_driver import Driver
+from sandboxd.client.sync_process import Process
 from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
 
@@ -219,6 +221,24 @@ class Sandbox:
         """Take up the stream of a command that goes on, detached or cut off a moment ago."""
         call = calls.resume_stream(self.id, exec_id, from_seq)
         return ExecStream(self._client, self.id, call, FrameReader(exec_id, from_seq))
+
+    # --- background processes ----------------------------------------------------------------
+
+    def start_process(
+        self, command: str | Sequence[str], **options: Unpack[ProcessOptions]
+    ) -> Process:
+        """Start a command that outlives this client and the daemon."""
+        call = process_calls.start(self.id, command, options)
+        return Process(self._client, self.id, self._client.do(call))
+
+    def process(self, process_id: str) -> Process:
+        """One that was started before."""
+        told = self._client.do(process_calls.news(self.id, process_id))
+        return Process(self._client, self.id, told.info)
+
+    def processes(self) -> Processes:
+        """All that were not removed, in the order in which they were started."""
+        return self._client.do(process_calls.list_all(self.id))
 
     # --- files -------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Driver:
                 pause_s = tries.after_failure(error, time.monotonic())
             else:
                 if answer.status < 400:
-                    return call.parse(answer.body)
+                    return call.read(answer.body)
                 pause_s = tries.after_answer(answer, time.monotonic())
             time.sleep(pause_s)
 
@@ -88,7 +88,7 @@ class Driver:
         except httpx.TransportError as error:
             raise transport_error(error, self.url)[0] from error
         if answer.status < 400:
-            return call.parse(answer.body)
+            return call.read(answer.body)
         raise error_from_body(answer.body, answer.status)
 
     @contextlib.contextmanager

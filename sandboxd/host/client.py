@@ -29,7 +29,7 @@ class HostClient:
     def fuse_fd(self) -> Task[int]:
         """``/dev/fuse``, opened inside the node's user namespace; the caller's to close."""
         number = next(self._ids)
-        promise: Promise[int] = Promise()
+        promise: Promise[int] = Promise(os.close)
         self._pending[number] = promise
         protocol.send(self._sock, {"id": number, "verb": "fuse-fd"})
         return (yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd"))

@@ -285,7 +285,7 @@ def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> N
     raise_limit(resource.RLIMIT_NOFILE, NOFILE)
     for which in (resource.RLIMIT_NPROC, resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE):
         raise_limit(which, resource.RLIM_INFINITY)
-    # 1, not 0: a piped core-dump helper of the host is started in spite of 0 (core(5)). Set here and
+    # 1, not 0: a piped core-dump helper of the host starts in spite of 0 (core(5)). Set here and
     # inherited by all: a sandbox's root can signal a child of PID 1 before that sets it itself.
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sandboxd.errors import ImageInUse, SandboxdError
+from sandboxd.images.leases import Leases
 from sandboxd.images.store import CheckedImage, ImageStore
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class Mounter(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Mount:
-    """One image's mount. ``users`` are sandboxes and creates under way."""
+    """One SIF's mount. ``users`` are sandboxes and creates under way."""
 
     key: str
     name: str
@@ -45,6 +47,18 @@ class Mount:
         return self.ready.done() and not self.ready.cancelled() and not self.ready.exception()
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One user's part in all the mounts of an image, base first."""
+
+    mounts: tuple[Mount, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        """For the launcher: lowest layer first."""
+        return [mount.key for mount in self.mounts]
+
+
 class ImageMounts:
     """The mounts of one launcher. Needs a running event loop."""
 
@@ -52,6 +66,7 @@ class ImageMounts:
         self.store = store
         self._mounter = mounter
         self._idle_s = idle_s
+        self._leases = Leases(store.directory)
         self._mounts: dict[str, Mount] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -59,12 +74,25 @@ class ImageMounts:
         """The mounts that files can be read from."""
         return [mount for mount in self._mounts.values() if mount.is_ready]
 
-    async def acquire(self, name: str) -> tuple[CheckedImage, Mount]:
-        """The image and a share of its mount, to be given back with ``release``.
+    async def acquire(self, name: str) -> tuple[CheckedImage, Share]:
+        """The image and a share of its mounts, to be given back with ``release``.
 
         Raises ImageNotFound, ImageInvalid, ImageUnavailable, NodeUnavailable.
         """
         image = await self.store.check(name)
+        if not image.below:
+            return image, Share((await self._acquire(image),))
+        parts = (*image.below, image)
+        # At once: each may have to be mounted, and none needs another for that.
+        given = await asyncio.gather(*map(self._acquire, parts), return_exceptions=True)
+        mounts = [one for one in given if isinstance(one, Mount)]
+        failure = next((one for one in given if isinstance(one, BaseException)), None)
+        if failure is not None:
+            self.release(Share(tuple(mounts)))
+            raise failure
+        return image, Share(tuple(mounts))
+
+    async def _acquire(self, image: CheckedImage) -> Mount:
         while True:
             mount = self._mounts.get(image.key)
             if mount is None:
@@ -74,23 +102,32 @@ class ImageMounts:
                 await asyncio.wait({mount.ready})
                 continue
             break
+        self._leases.want(image.key, image.digest)
         mount.name = image.name
         mount.users += 1
         try:
             if not mount.is_ready:
                 await asyncio.shield(mount.ready)
         except BaseException:
-            self.release(mount)
+            self._release(mount)
             raise
-        return image, mount
+        return mount
 
-    def release(self, mount: Mount) -> None:
-        """Give a share back. The mount itself stays for a while."""
+    def release(self, share: Share) -> None:
+        """Give a share back. The mounts themselves stay for a while."""
+        for mount in share.mounts:
+            self._release(mount)
+
+    @staticmethod
+    def _release(mount: Mount) -> None:
         mount.users -= 1
         mount.idle_since = asyncio.get_running_loop().time()
 
-    def hold(self, key: str, name: str) -> Mount:
+    def hold(self, keys: Sequence[str], name: str) -> Share:
         """A share for a sandbox that was there before this daemon."""
+        return Share(tuple(self._hold(key, name) for key in keys))
+
+    def _hold(self, key: str, name: str) -> Mount:
         mount = self._mounts.get(key)
         if mount is None:
             # Its server is dead already; there is something to let go of all the same.
@@ -103,10 +140,12 @@ class ImageMounts:
         """Its server is gone: the next one who asks gets a new one."""
         self._mounts.pop(key, None)
 
-    def forget(self, mount: Mount) -> None:
-        """As ``died``, for whoever found this very mount unusable before anybody was told."""
-        if self._mounts.get(mount.key) is mount:
-            del self._mounts[mount.key]
+    def forget(self, share: Share) -> None:
+        """As ``died``, for whoever found these very mounts unusable before anybody was told. One
+        of them that is well is found mounted by the launcher, and stays."""
+        for mount in share.mounts:
+            if self._mounts.get(mount.key) is mount:
+                del self._mounts[mount.key]
 
     def reset(self, rows: list[dict[str, Any]]) -> None:
         """Take over what the launcher says is mounted (its answer to ``images``)."""
@@ -153,6 +192,7 @@ class ImageMounts:
 
     def evict_idle(self) -> None:
         """Unmount what has had no user for ``idle_s``, the longest idle first."""
+        self._leases.keep_alive()
         now = asyncio.get_running_loop().time()
         idle = [
             mount
@@ -199,6 +239,7 @@ class ImageMounts:
             mount.idle_since = asyncio.get_running_loop().time()
             if gone and self._mounts.get(mount.key) is mount:
                 del self._mounts[mount.key]
+                self._leases.unwant(mount.key)
             mount.ready.set_result(None)
 
     def _spawn(self, work: Any) -> None:
@@ -211,3 +252,4 @@ class ImageMounts:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._leases.close()

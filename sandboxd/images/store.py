@@ -1,4 +1,7 @@
-"""From an image's name to a checked SIF file: ``NAME`` is ``IMAGES_DIR/NAME.sif``.
+"""From an image's name to checked SIF files: ``NAME`` is ``IMAGES_DIR/NAME.sif``.
+
+Where IMAGES_DIR is a store that ``sif-tools convert --store`` has filled, it is also what that has
+under the name: one SIF, or a base and what is laid over it (``stacks``).
 
 The directory is the operator's and no sandbox can write there, so a symbolic link in it (to a
 shared store, say) is followed; what a caller may choose is only a name of a strict grammar, which
@@ -10,21 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import os
 import re
 import stat
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import sif_tools
 from sandboxd.errors import ImageInvalid, ImageNotFound, ImageUnavailable
-from sandboxd.model import ImageConfig
+from sandboxd.images import stacks
+from sandboxd.images.checked import CheckedImage, KnownImage, file_key, inspect
 
-NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
-"""No empty component, none that starts with a dot, so neither ``..`` nor an absolute path."""
+__all__ = ["CheckedImage", "ImageStore", "KnownImage"]
+
+NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._:@-]*(/[A-Za-z0-9][A-Za-z0-9._:@-]*)*"
+"""No empty component, none that starts with a dot, so neither ``..`` nor an absolute path. Colons
+and at signs are for a registry's port, a tag, a digest."""
 
 NAME_MAX: Final = 255
 
@@ -36,27 +41,6 @@ LIST_MAX: Final = 10_000
 SUFFIX: Final = ".sif"
 
 _NAME: Final = re.compile(NAME_PATTERN)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedImage:
-    """A SIF whose primary partition this node may mount."""
-
-    name: str
-    key: str
-    """Names the very file, not only its name: another file of that name has another key."""
-    sif_offset: int
-    size_bytes: int
-    config: ImageConfig
-
-
-@dataclass(frozen=True, slots=True)
-class KnownImage:
-    """A file in the store, unchecked."""
-
-    name: str
-    size_bytes: int
-    modified_at: float
 
 
 @dataclass(slots=True)
@@ -71,7 +55,7 @@ class ImageStore:
     ENTRIES_MAX: Final = 4096
 
     def __init__(self, images_dir: str | os.PathLike[str]) -> None:
-        self._dir = Path(images_dir)
+        self.directory = self._dir = Path(images_dir)
         self._entries: dict[str, _Entry] = {}
 
     async def check(self, name: str) -> CheckedImage:
@@ -94,25 +78,36 @@ class ImageStore:
 
     def check_now(self, name: str) -> CheckedImage:
         """``check``, blocking."""
-        fd = self._open(name)
+        entry = self._entries.get(name)
+        known = None if entry is None else entry.image
         try:
-            status = os.fstat(fd)
-            key = _key(status)
-            entry = self._entries.get(name)
-            if entry is None or entry.image.key != key:
-                entry = _Entry(_inspect(fd, name, key, status.st_size), 0.0)
-            entry.checked_at = time.monotonic()
-        finally:
-            os.close(fd)
+            image = self._check_file(name, known)
+        except ImageNotFound:
+            found = stacks.find(self._dir, name)
+            if found is None:
+                raise
+            image = stacks.check(name, found, known)
+        entry = _Entry(image, time.monotonic())
         self._entries.pop(name, None)
         while len(self._entries) >= self.ENTRIES_MAX:
             self._entries.pop(next(iter(self._entries)), None)
         self._entries[name] = entry
         return entry.image
 
+    def _check_file(self, name: str, known: CheckedImage | None) -> CheckedImage:
+        fd = self._open(name)
+        try:
+            status = os.fstat(fd)
+            key = file_key(status)
+            if known is not None and known.key == key:
+                return known
+            return inspect(fd, name, key, status.st_size)
+        finally:
+            os.close(fd)
+
     def _open_checked(self, image: CheckedImage) -> int:
-        fd = self._open(image.name)
-        if _key(os.fstat(fd)) != image.key:
+        fd = stacks.open_sif(image.name, image.path) if image.path else self._open(image.name)
+        if file_key(os.fstat(fd)) != image.key:
             os.close(fd)
             self._entries.pop(image.name, None)
             raise ImageUnavailable(f"image {image.name!r} was replaced just now")
@@ -141,8 +136,10 @@ class ImageStore:
         return fd
 
     def _known(self) -> list[KnownImage]:
-        found: list[KnownImage] = []
-        pending = [""]
+        found = stacks.known(self._dir, LIST_MAX)
+        # A store's own directories hold no file by an image's name.
+        pending = [] if found is not None else [""]
+        found = found or []
         while pending and len(found) < LIST_MAX:
             prefix = pending.pop()
             try:
@@ -164,42 +161,3 @@ class ImageStore:
                 # A directory that vanished or is closed to us holds no image that could be used.
                 continue
         return sorted(found, key=lambda image: image.name)
-
-
-def _key(status: os.stat_result) -> str:
-    identity = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
-
-
-def _inspect(fd: int, name: str, key: str, size_bytes: int) -> CheckedImage:
-    try:
-        sif = sif_tools.read_sif(fd)
-        partition = sif_tools.mountable_partition(sif, fd)
-        config = sif_tools.image_config(sif, fd)
-    except sif_tools.Unreadable as error:
-        raise ImageUnavailable(f"image {name!r} cannot be read: {error.message}") from error
-    except sif_tools.SifError as error:
-        raise ImageInvalid(
-            f"image {name!r}: {error.message}", hint=error.hint, sif_code=error.code
-        ) from error
-    return CheckedImage(
-        name=name,
-        key=key,
-        sif_offset=partition.offset_bytes,
-        size_bytes=size_bytes,
-        config=_usable(
-            ImageConfig(
-                env=config.env,
-                workdir=config.working_dir or "/",
-                user=config.user or "0",
-                labels=config.labels,
-            )
-        ),
-    )
-
-
-def _usable(config: ImageConfig) -> ImageConfig:
-    """Without what no program could be started with: entries that are no ``NAME=value``."""
-    env = tuple(entry for entry in config.env if "=" in entry[1:] and "\0" not in entry)
-    workdir = config.workdir if config.workdir.startswith("/") else "/" + config.workdir
-    return replace(config, env=env, workdir=workdir)

@@ -9,7 +9,7 @@
 
 #define KNOWN_FLAGS                                                                                \
     (EXEC_PAYLOAD_FD | EXEC_STDIN | EXEC_DETACH | EXEC_SHELL | EXEC_LOGIN | EXEC_CWD_CREATE |      \
-     EXEC_MERGE_STDERR)
+     EXEC_MERGE_STDERR | EXEC_TTY | EXEC_STATUS)
 
 static int load_payload(const struct inbox *in, const uint8_t **at, size_t *len) {
     *at = in->payload;

@@ -8,8 +8,9 @@
  *      still under an id that nobody in the sandbox may trace; becoming the user clears it again;
  *   3. find the user;
  *   4. make the pipes with the user's fsuid, or a program could not reopen /dev/stdout; send them
- *      while still PID 1's id, so that fds in flight are not charged to the sandbox's;
- *   5. limits; every fd but 0-2 closed, then the user's ids (nothing needs a capability after that);
+ *      while still PID 1's id, so that fds in flight are not charged to the sandbox's; or likewise
+ *      a terminal, which then belongs to the user;
+ *   5. limits; every fd but 0-2 (and STATUS_FD) closed, then the user's ids (nothing needs a capability after that);
  *   6. the working directory, as the user; exec.
  * Close-on-exec alone would be too late: a working directory, program or ELF interpreter that is (or
  * is a symlink of the sandbox's to) /proc/self/fd/N would lead into the host's mounts through the
@@ -22,6 +23,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/fsuid.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -58,15 +60,48 @@ static int raise_oom_score(int proc_fd) {
     return r;
 }
 
+static int send_started(struct child *self, const struct inbox *in, const int *fds, int count) {
+    struct started started = {(uint32_t)getpid(), 0};
+    if (wire_send(self->client_fd, R_STARTED, in->head.id, &started, sizeof started, fds, count, 0))
+        return fail_at(&self->record->failure, STEP_STARTED, 0);
+    return 0;
+}
+
+/* A terminal of the sandbox's own devpts as the controlling one, hand its master to the client. The
+ * slave is opened through the master: a path could be anything by now. */
+static int connect_terminal(struct child *self, const struct inbox *in, const struct user *user) {
+    struct failure *fail = &self->record->failure;
+    struct winsize size = {.ws_col = (unsigned short)(command.req.tty_size & 0xffff),
+                           .ws_row = (unsigned short)(command.req.tty_size >> 16)};
+    int unlocked = 0;
+    setfsgid(user->gid);
+    setfsuid(user->uid);
+    int master = openat(self->dev_fd, "pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (master < 0 || ioctl(master, TIOCSPTLCK, &unlocked))
+        return fail_at(fail, STEP_TTY, 0);
+    int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (slave < 0 || ioctl(slave, TIOCSWINSZ, &size) || ioctl(slave, TIOCSCTTY, 0))
+        return fail_at(fail, STEP_TTY, 1);
+    if (send_started(self, in, &master, 1))
+        return -1;
+    close(master);
+    for (int fd = 0; fd < 3; fd++)
+        if (dup2(slave, fd) < 0)
+            return fail_at(fail, STEP_TTY, 2);
+    return 0;
+}
+
 /* Make the pipes, hand their far ends to the client, put the near ones on 0-2. */
-static int connect_streams(struct child *self, struct inbox *in, const struct user *user) {
-    int out[2], err[2] = {-1, -1}, input[2] = {-1, -1}, far[3], count = 0;
+static int connect_streams(struct child *self, const struct inbox *in, const struct user *user,
+                           int *status_fd) {
+    int out[2], err[2] = {-1, -1}, input[2] = {-1, -1}, status[2] = {-1, -1}, far[4], count = 0;
     struct failure *fail = &self->record->failure;
     setfsgid(user->gid);
     setfsuid(user->uid);
     bool merge = command.flags & EXEC_MERGE_STDERR;
     if (pipe2(out, O_CLOEXEC) || (!merge && pipe2(err, O_CLOEXEC)) ||
-        ((command.flags & EXEC_STDIN) && pipe2(input, O_CLOEXEC)))
+        ((command.flags & EXEC_STDIN) && pipe2(input, O_CLOEXEC)) ||
+        ((command.flags & EXEC_STATUS) && pipe2(status, O_CLOEXEC)))
         return fail_at(fail, STEP_PIPES, 0);
     far[count++] = out[0];
     if (!merge)
@@ -77,14 +112,27 @@ static int connect_streams(struct child *self, struct inbox *in, const struct us
         input[0] = openat(self->dev_fd, "null", O_RDONLY | O_CLOEXEC);
     if (input[0] < 0)
         return fail_at(fail, STEP_STDIN, 0);
-    struct started started = {(uint32_t)getpid(), 0};
-    if (wire_send(self->client_fd, R_STARTED, in->head.id, &started, sizeof started, far, count, 0))
-        return fail_at(fail, STEP_STARTED, 0);
+    if (status[0] >= 0)
+        far[count++] = status[0];
+    if (send_started(self, in, far, count))
+        return -1;
     for (int i = 0; i < count; i++)
         close(far[i]);
     if (dup2(input[0], 0) < 0 || dup2(out[1], 1) < 0 || dup2(merge ? out[1] : err[1], 2) < 0)
         return fail_at(fail, STEP_PIPES, 1);
+    *status_fd = status[1];
     return 0;
+}
+
+/* All but 0-2, and the status pipe where there is one. */
+static int close_others(int status_fd) {
+    if (status_fd < 0)
+        return sys_close_from(3);
+    if (status_fd == STATUS_FD ? fcntl(STATUS_FD, F_SETFD, 0) : dup2(status_fd, STATUS_FD) < 0)
+        return -1;
+    for (int fd = 3; fd < STATUS_FD; fd++)
+        close(fd);
+    return sys_close_from(STATUS_FD + 1);
 }
 
 static int set_limits(struct failure *fail) {
@@ -205,9 +253,13 @@ _Noreturn void exec_child(struct child *self, struct inbox *in) {
         fail_at(fail, STEP_CWD, 1);
         give_up();
     }
-    if (connect_streams(self, in, &user) || set_limits(fail))
+    int status_fd = -1;
+    if (command.flags & EXEC_TTY ? connect_terminal(self, in, &user)
+                                 : connect_streams(self, in, &user, &status_fd))
         give_up();
-    if (sys_close_from(3)) {
+    if (set_limits(fail))
+        give_up();
+    if (close_others(status_fd)) {
         fail_at(fail, STEP_PIPES, 2);
         give_up();
     }

@@ -209,7 +209,9 @@ static int set_up(struct inbox *in, struct failure *fail) {
 
 static int take_root(struct inbox *in, struct failure *fail) {
     errno = EBADMSG;
-    if (!is_set_up || in->fd_count != 1)
+    const uint8_t *cursor = in->payload;
+    const char *hostname = in->head.len ? wire_string(&cursor, cursor + in->head.len) : NULL;
+    if (!is_set_up || in->fd_count != 1 || (in->head.len && !hostname))
         return fail_at(fail, STEP_MESSAGE, 3);
     /* All of this pid namespace but PID 1; a fork that is under way fails or is killed too. */
     if (in->head.flags & ROOT_KILL)
@@ -218,8 +220,6 @@ static int take_root(struct inbox *in, struct failure *fail) {
         errno = EBUSY;
         return fail_at(fail, STEP_ROOT_BUSY, 0);
     }
-    const uint8_t *cursor = in->payload;
-    const char *hostname = wire_string(&cursor, in->payload + in->head.len);
     if (hostname && sys_sethostname(hostname))
         return fail_at(fail, STEP_HOSTNAME, 1);
     if (setup_swap_root(in->fds[0], &mounts, fail))

@@ -17,9 +17,10 @@
  *
  *   any control socket of this PID 1 (the launcher's own or an attached one):
  *            ---- M_EXEC --------------------------------->           fds: [payload memfd]
- *            <--- R_STARTED ------------------------------            fds: stdout, stderr, [stdin]
+ *            <--- R_STARTED ------------------------------            fds: stdout, [stderr], [stdin],
+ *                                                                          [status]; or the terminal
  *            <--- R_EXIT ---------------------------------
- *            ---- M_FILE --------------------------------->           fds: data pipe
+ *            ---- M_FILE --------------------------------->           fds: data pipe, [report pipe]
  *            <--- R_EXIT ---------------------------------
  *            ---- M_KILL --------------------------------->
  *            <--- R_GONE ---------------------------------  (tree and SIGKILL only, when none is left)
@@ -44,6 +45,8 @@
 #define EXECS_MAX     512
 #define CLIENTS_MAX   8
 #define CGROUP_V1_MAX 8
+/* With EXEC_STATUS; a digit, as more a POSIX shell does not take in a redirection. */
+#define STATUS_FD 9
 
 enum msg_type {
     Z_INIT = 1,
@@ -117,7 +120,10 @@ enum exec_flags {
     EXEC_LOGIN = 1 << 4,      /* with EXEC_SHELL: a login shell */
     EXEC_CWD_CREATE = 1 << 5, /* make the working directory if it is missing */
     EXEC_MERGE_STDERR = 1 << 6,
-    EXEC_TTY = 1 << 7, /* reserved */
+    EXEC_TTY = 1 << 7, /* a terminal instead of pipes, its controlling one; R_STARTED brings the
+                             master, and EXEC_STDIN and EXEC_MERGE_STDERR do not count */
+    EXEC_STATUS =
+        1 << 8, /* one more pipe, whose write end is descriptor STATUS_FD of the command */
 };
 
 /* M_EXEC: then NUL-terminated strings: user ("name|uid[:name|gid]"), cwd, argv..., env... */
@@ -126,30 +132,103 @@ struct exec_req {
     uint32_t envc;
     uint32_t nofile; /* RLIMIT_NOFILE, soft and hard */
     uint32_t umask;
+    uint32_t tty_size; /* EXEC_TTY: columns in the low half, rows in the high one */
 };
 
 enum file_op {
-    FILE_READ = 1,  /* path -> data pipe */
-    FILE_WRITE = 2, /* data pipe -> a temporary file beside path, then renamed over it */
-    FILE_STAT = 3,
+    FILE_READ = 1,  /* a regular file -> data pipe */
+    FILE_WRITE = 2, /* data pipe -> a regular file, put in its place when it is whole */
+    FILE_STAT = 3,  /* one entry -> data pipe, if there is one */
+    FILE_LIST = 4,  /* entries below a directory that the filters let through -> data pipe */
+    FILE_MKDIR = 5,
+    FILE_REMOVE = 6,
+    FILE_MOVE = 7, /* to `other` */
+    FILE_CHMOD = 8,
+    FILE_CHOWN = 9, /* to `other`: "name|uid[:name|gid]"; without a group only the owner changes */
+    FILE_PACK = 10, /* a directory's content -> data pipe, as a tar */
+    FILE_UNPACK = 11, /* data pipe, a tar -> into a directory */
 };
 
 enum file_flags {
-    FILE_PARENTS = 1 << 0, /* make missing parent directories */
-    FILE_MODE = 1 << 1,    /* `mode` is given; else what the replaced file had, or 0644 */
+    FILE_PARENTS =
+        1 << 0,         /* make missing parent directories; FILE_MKDIR: one that is there is fine */
+    FILE_MODE = 1 << 1, /* `mode` is given; else what the replaced file had, or 0644 */
+    FILE_ENTRY = 1 << 2, /* FILE_READ: an entry comes before the bytes */
+    FILE_CHUNKED =
+        1 << 3,           /* FILE_WRITE: the data are chunks, each after its uint32_t length, to one
+                                 of 0; `length` is the most they may have in all */
+    FILE_FOLLOW = 1 << 4, /* FILE_STAT: a symlink's target */
+    FILE_RECURSIVE = 1 << 5,  /* FILE_REMOVE, FILE_CHMOD, FILE_CHOWN */
+    FILE_REPLACE = 1 << 6,    /* FILE_MOVE: what is at the destination */
+    FILE_OWNERS = 1 << 7,     /* FILE_UNPACK: as the archive says, by number; else the user's */
+    FILE_SUFFIX = 1 << 8,     /* FILE_READ: the last `length` bytes */
+    FILE_UNREADABLE = 1 << 9, /* FILE_PACK: pass over what the user may not read */
 };
 
-/* M_FILE: then NUL-terminated strings: user, path. */
+#define PATTERNS_MAX 64
+/* Of the name of one entry, below the path that was asked for: what does not fit a struct has no
+ * name by which it could be asked for. */
+#define ENTRY_PATH_MAX 4096
+
+/* M_FILE: then NUL-terminated strings: user, path, other ("" if there is none), patterns (first
+ * those to include, then those to exclude). Fds: the data pipe, then for FILE_PACK and FILE_UNPACK a
+ * pipe for the entry that tells where it failed. */
 struct file_req {
     uint32_t op;
     uint32_t flags;
     uint32_t mode;
+    uint32_t depth;    /* levels below the path, at most */
+    uint64_t offset;   /* of a read */
+    uint64_t length;   /* of a read at most; of a write exactly: a shorter stream is discarded;
+                        FILE_PACK, FILE_UNPACK: of file content at most */
+    uint64_t entries;  /* at most: given out, taken in, changed */
+    uint64_t size_min; /* FILE_LIST's filters, inclusive */
+    uint64_t size_max;
+    int64_t mtime_min_ns;
+    int64_t mtime_max_ns;
+    uint32_t types; /* bits 1 << (st_mode >> 12) */
+    uint32_t include_count;
+    uint32_t exclude_count;
     uint32_t reserved;
-    uint64_t offset; /* of a read */
-    uint64_t length; /* of a read at most; of a write exactly: a shorter stream is discarded */
 };
 
-enum kill_scope { KILL_MAIN = 1, KILL_TREE = 2 };
+/*
+ * A file on the data pipe: this, then `path_len` bytes of its path below the one that was asked for
+ * (none for itself), then `target_len` bytes of where a symlink leads.
+ *
+ * `err` is why a directory could not be read, or of the last entry of an operation that failed what
+ * happened there. E2BIG and no path: a bound ended the list before its end.
+ */
+struct file_entry {
+    uint32_t err;
+    uint32_t mode; /* with its type, as in stat(2) */
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t nlink;
+    uint32_t path_len;
+    uint32_t target_len;
+    uint32_t reserved;
+    uint64_t size;
+    uint64_t inode;
+    int64_t mtime_ns;
+};
+
+/* Why STEP_ARCHIVE failed, as its index. */
+enum archive_flaw {
+    ARCHIVE_TRUNCATED = 1,
+    ARCHIVE_HEADER, /* no tar at all, or a header that was damaged */
+    ARCHIVE_NUMBER, /* a number that is none, or that has no meaning where it is */
+    ARCHIVE_NAME,   /* absolute, with "..", empty, too long or too deep */
+    ARCHIVE_LINK,   /* to what is not in the target directory, or beneath a symlink */
+    ARCHIVE_EXTENSION,
+    ARCHIVE_TYPE, /* a device, a sparse file, part of a volume ... */
+    ARCHIVE_ENTRIES,
+    ARCHIVE_SIZE,
+    ARCHIVE_IN_THE_WAY, /* what is there already is no directory, or is one */
+};
+
+/* KILL_CHILDREN: all but the main process; what is forked meanwhile may be missed. */
+enum kill_scope { KILL_MAIN = 1, KILL_TREE = 2, KILL_CHILDREN = 3 };
 
 /* M_KILL */
 struct kill_req {
@@ -207,6 +286,11 @@ enum step {
     STEP_FILE_RENAME,
     STEP_FILE_LENGTH,
     STEP_DATA_PIPE,
+    STEP_FILE_TREE,    /* one entry of a tree; where it is stands in the last file_entry */
+    STEP_FILE_BOUND,   /* 0: entries, 1: bytes, 2: levels */
+    STEP_FILE_CHANGED, /* by another process while it was being read, moved or removed */
+    STEP_ARCHIVE,
+    STEP_TTY,
     STEP_COUNT
 };
 
@@ -229,10 +313,10 @@ struct started {
 struct exited {
     struct failure failure;
     int32_t status;
-    uint32_t mode; /* file operations: the file as it was read or as it is now */
+    uint32_t mode; /* FILE_READ, FILE_WRITE, FILE_STAT: the file as it was read or as it is now */
     uint32_t uid;
     uint32_t gid;
-    uint64_t size;
+    uint64_t size; /* other file operations: how many entries they gave out, took in or changed */
     int64_t mtime_ns;
     uint64_t user_us;
     uint64_t system_us;

@@ -28,6 +28,9 @@ MSG_FDS_MAX: Final = 16
 EXECS_MAX: Final = 512
 CLIENTS_MAX: Final = 8
 CGROUP_V1_MAX: Final = 8
+PATTERNS_MAX: Final = 64
+ENTRY_PATH_MAX: Final = 4096
+STATUS_FD: Final = 9
 
 
 class MsgType(IntEnum):
@@ -58,6 +61,7 @@ class ExecFlag(IntFlag):
     EXEC_CWD_CREATE = 1 << 5
     EXEC_MERGE_STDERR = 1 << 6
     EXEC_TTY = 1 << 7
+    EXEC_STATUS = 1 << 8
 
 
 class RootFlag(IntFlag):
@@ -69,16 +73,52 @@ class FileOp(IntEnum):
     FILE_READ = 1
     FILE_WRITE = 2
     FILE_STAT = 3
+    FILE_LIST = 4
+    FILE_MKDIR = 5
+    FILE_REMOVE = 6
+    FILE_MOVE = 7
+    FILE_CHMOD = 8
+    FILE_CHOWN = 9
+    FILE_PACK = 10
+    FILE_UNPACK = 11
 
 
 class FileFlag(IntFlag):
     FILE_PARENTS = 1 << 0
     FILE_MODE = 1 << 1
+    FILE_ENTRY = 1 << 2
+    FILE_CHUNKED = 1 << 3
+    FILE_FOLLOW = 1 << 4
+    FILE_RECURSIVE = 1 << 5
+    FILE_REPLACE = 1 << 6
+    FILE_OWNERS = 1 << 7
+    FILE_SUFFIX = 1 << 8
+    FILE_UNREADABLE = 1 << 9
+
+
+class ArchiveFlaw(IntEnum):
+    """Why STEP_ARCHIVE failed, as its index; ``slug`` is its public spelling."""
+
+    ARCHIVE_TRUNCATED = 1
+    ARCHIVE_HEADER = 2
+    ARCHIVE_NUMBER = 3
+    ARCHIVE_NAME = 4
+    ARCHIVE_LINK = 5
+    ARCHIVE_EXTENSION = 6
+    ARCHIVE_TYPE = 7
+    ARCHIVE_ENTRIES = 8
+    ARCHIVE_SIZE = 9
+    ARCHIVE_IN_THE_WAY = 10
+
+    @property
+    def slug(self) -> str:
+        return self.name.removeprefix("ARCHIVE_").lower().replace("_", "-")
 
 
 class KillScope(IntEnum):
     KILL_MAIN = 1
     KILL_TREE = 2
+    KILL_CHILDREN = 3
 
 
 class Step(IntEnum):
@@ -130,7 +170,12 @@ class Step(IntEnum):
     STEP_FILE_RENAME = 43
     STEP_FILE_LENGTH = 44
     STEP_DATA_PIPE = 45
-    STEP_COUNT = 46
+    STEP_FILE_TREE = 46
+    STEP_FILE_BOUND = 47
+    STEP_FILE_CHANGED = 48
+    STEP_ARCHIVE = 49
+    STEP_TTY = 50
+    STEP_COUNT = 51
 
     @property
     def slug(self) -> str:
@@ -154,8 +199,9 @@ MSG: Final = struct.Struct("=IIII")
 ZYGOTE_INIT: Final = struct.Struct("=IIIIQQQ")
 ZYGOTE_CLONED: Final = struct.Struct("=ii")
 SETUP: Final = struct.Struct("=8I")
-EXEC_REQ: Final = struct.Struct("=IIII")
-FILE_REQ: Final = struct.Struct("=IIIIQQ")
+EXEC_REQ: Final = struct.Struct("=IIIII")
+FILE_REQ: Final = struct.Struct("=IIIIQQQQQqqIIII")
+FILE_ENTRY: Final = struct.Struct("=IIIIIIIIQQq")
 KILL_REQ: Final = struct.Struct("=II")
 FAILURE: Final = struct.Struct("=IIiI")
 STARTED: Final = struct.Struct("=II")
@@ -226,25 +272,72 @@ def exec_payload(
     env_count: int,
     nofile: int,
     umask: int = 0o022,
+    tty_size: int = 0,
 ) -> bytes:
     """Payload of M_EXEC. ``env`` is ``env_count`` strings through ``cstrings`` already: it is the
     same for nearly all execs of a sandbox."""
-    head = EXEC_REQ.pack(len(argv), env_count, nofile, umask)
+    head = EXEC_REQ.pack(len(argv), env_count, nofile, umask, tty_size)
     return head + cstrings((user, cwd, *argv)) + env
+
+
+SIZE_MAX: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileFilter:
+    """Which entries of a tree an operation is for. Patterns as ``init/glob.c`` has them."""
+
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    types: int = (1 << 16) - 1
+    """Bits ``1 << (st_mode >> 12)``."""
+    size_min: int = 0
+    size_max: int = SIZE_MAX
+    mtime_min_ns: int = -(1 << 63)
+    mtime_max_ns: int = (1 << 63) - 1
+
+
+EVERYTHING: Final = FileFilter()
 
 
 def file_payload(
     op: FileOp,
     *,
     user: str,
-    path: str,
+    path: str | bytes,
+    other: str | bytes = b"",
     flags: int = 0,
     mode: int = 0,
+    depth: int = 0,
     offset: int = 0,
     length: int = 0,
+    entries: int = 0,
+    filter: FileFilter = EVERYTHING,
 ) -> bytes:
-    """Payload of M_FILE."""
-    return FILE_REQ.pack(op, flags, mode, 0, offset, length) + cstrings((user, path))
+    """Payload of M_FILE. Raises ValueError for a NUL within a string."""
+    head = FILE_REQ.pack(
+        op,
+        flags,
+        mode,
+        depth,
+        offset,
+        length,
+        entries,
+        filter.size_min,
+        filter.size_max,
+        filter.mtime_min_ns,
+        filter.mtime_max_ns,
+        filter.types,
+        len(filter.include),
+        len(filter.exclude),
+        0,
+    )
+    words = (user, path, other, *filter.include, *filter.exclude)
+    raw = [word if isinstance(word, bytes) else word.encode() for word in words]
+    data = b"\0".join(raw) + b"\0"
+    if data.count(0) != len(raw):
+        raise ValueError("a string holds a NUL byte")
+    return head + data
 
 
 def kill_payload(signal: int, scope: KillScope) -> bytes:
@@ -321,6 +414,41 @@ def unpack_started(payload: bytes) -> int:
 def unpack_exited(payload: bytes) -> Exited:
     step, index, err, _, *rest = _exactly(EXITED, payload)
     return Exited(Failure(step, index, err), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """``struct file_entry`` with what follows it."""
+
+    err: int
+    mode: int
+    uid: int
+    gid: int
+    nlink: int
+    size: int
+    inode: int
+    mtime_ns: int
+    path: bytes
+    target: bytes
+
+
+def unpack_entry(data: bytes | bytearray, at: int = 0) -> tuple[FileEntry, int] | None:
+    """The entry at ``at`` of what came over a data pipe and where the next one begins; None while
+    it is incomplete. Raises ProtocolError where a length cannot be."""
+    if len(data) - at < FILE_ENTRY.size:
+        return None
+    err, mode, uid, gid, nlink, path_len, target_len, _, size, inode, mtime_ns = (
+        FILE_ENTRY.unpack_from(data, at)
+    )
+    if path_len >= ENTRY_PATH_MAX or target_len >= ENTRY_PATH_MAX:
+        raise ProtocolError(f"an entry with names of {path_len} and {target_len} bytes")
+    names = at + FILE_ENTRY.size
+    end = names + path_len + target_len
+    if len(data) < end:
+        return None
+    path = bytes(data[names : names + path_len])
+    target = bytes(data[names + path_len : end])
+    return FileEntry(err, mode, uid, gid, nlink, size, inode, mtime_ns, path, target), end
 
 
 def unpack_cloned(payload: bytes) -> tuple[int, int]:

@@ -78,7 +78,7 @@ static bool cgroup_kill(const struct exec *exec) {
 
 /* A signal other than SIGKILL to all: those that are forked meanwhile may be missed; the SIGKILL that
  * follows it misses none. */
-static void cgroup_signal(const struct exec *exec, int signal_number) {
+static void cgroup_signal(const struct exec *exec, int signal_number, pid_t spared) {
     char path[64], text[4096];
     cgroup_path(path, exec, "cgroup.procs");
     int fd = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
@@ -91,7 +91,7 @@ static void cgroup_signal(const struct exec *exec, int signal_number) {
             if (text[i] >= '0' && text[i] <= '9') {
                 pid = pid * 10 + (text[i] - '0');
             } else {
-                if (pid > 1)
+                if (pid > 1 && pid != spared)
                     kill(pid, signal_number);
                 pid = 0;
             }
@@ -297,11 +297,14 @@ bool table_kill(uint32_t client, uint32_t id, const struct kill_req *req) {
         if (req->scope == KILL_MAIN) {
             if (exec->state == RUNNING)
                 kill(exec->pid, (int)req->signal);
+        } else if (req->scope == KILL_CHILDREN) {
+            if (exec->serial)
+                cgroup_signal(exec, (int)req->signal, exec->pid);
         } else if (req->signal == SIGKILL) {
             exec->want_gone = exec->want_kill = true;
             settle(i);
         } else if (exec->serial) {
-            cgroup_signal(exec, (int)req->signal);
+            cgroup_signal(exec, (int)req->signal, 0);
         }
         return true;
     }

@@ -52,7 +52,9 @@ class Lanes:
         self, op: str, fds: tuple[int, ...] = (), *, lanes: tuple[str, ...], **fields: Any
     ) -> Promise[Reply]:
         """As ``Worker.request``. The fds may be closed at once."""
-        asked = _Request(frozenset(lanes), op, tuple(os.dup(fd) for fd in fds), fields, Promise())
+        asked = _Request(
+            frozenset(lanes), op, tuple(os.dup(fd) for fd in fds), fields, Promise(Reply.close)
+        )
         self._queue.append(asked)
         self._go_on()
         return asked.answer

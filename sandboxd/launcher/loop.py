@@ -16,18 +16,25 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+TIMERS_SWEPT: Final = 1024
+"""More timers than this are looked through for cancelled ones."""
 
 T = TypeVar("T")
 Task = Generator["Promise[Any]", Any, T]
 
 
 class Promise(Generic[T]):
-    """A value that is not there yet. Settled once; later settlements are ignored."""
+    """A value that is not there yet. Settled once; later settlements are ignored.
 
-    __slots__ = ("_watchers", "error", "settled", "value")
+    ``discard`` takes a value that comes when nobody waits any more: one that holds descriptors.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_discard", "_watchers", "error", "settled", "value")
+
+    def __init__(self, discard: Callable[[T], None] | None = None) -> None:
+        self._discard = discard
         self.settled = False
         self.value: T | None = None
         self.error: BaseException | None = None
@@ -54,33 +61,88 @@ class Promise(Generic[T]):
         else:
             self._watchers.append(watcher)
 
+    def abandon(self) -> None:
+        """Nobody waits for the value: should it still come, it is discarded."""
+        discard, self._discard = self._discard, None
+        if discard is not None:
+            self.watch(lambda: None if self.value is None else discard(self.value))
+
+
+class Timer:
+    """A callback that waits for its time; ``cancel`` lets go of it and of all it holds."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
 
 class Loop:
-    """Readers by fd, timers, and the tasks that are ready to go on."""
+    """Readers and writers by fd, timers, and the tasks that are ready to go on."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {}
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._writers: dict[int, Callable[[], None]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._sweep_at = TIMERS_SWEPT
         self._order = itertools.count()
         self._ready: deque[Callable[[], None]] = deque()
         self._stopped = False
 
     def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
         """Call ``callback`` whenever ``fd`` is readable or at its end (level-triggered)."""
-        self._readers[fd] = callback
-        self._epoll.register(fd, select.EPOLLIN)
+        self._watch(fd, self._readers, callback)
 
     def remove_reader(self, fd: int) -> None:
         """Before the fd is closed: epoll keeps what a copy of it is still open."""
-        if self._readers.pop(fd, None):
+        self._forget(fd, self._readers)
+
+    def add_writer(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever ``fd`` can be written to (level-triggered)."""
+        self._watch(fd, self._writers, callback)
+
+    def remove_writer(self, fd: int) -> None:
+        self._forget(fd, self._writers)
+
+    def _watch(
+        self, fd: int, side: dict[int, Callable[[], None]], callback: Callable[[], None]
+    ) -> None:
+        known = fd in self._readers or fd in self._writers
+        events = self._events(fd) | (select.EPOLLIN if side is self._readers else select.EPOLLOUT)
+        if known:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        side[fd] = callback
+
+    def _forget(self, fd: int, side: dict[int, Callable[[], None]]) -> None:
+        if side.pop(fd, None) is None:
+            return
+        if events := self._events(fd):
+            self._epoll.modify(fd, events)
+        else:
             self._epoll.unregister(fd)
 
-    def call_at(self, deadline: float, callback: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (deadline, next(self._order), callback))
+    def _events(self, fd: int) -> int:
+        reads = select.EPOLLIN if fd in self._readers else 0
+        return reads | (select.EPOLLOUT if fd in self._writers else 0)
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self.call_at(time.monotonic() + delay_s, callback)
+    def call_at(self, deadline: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (deadline, next(self._order), timer))
+        if len(self._timers) > self._sweep_at:
+            # Most time-outs never happen; they would pile up for as long as they last.
+            self._timers = [entry for entry in self._timers if entry[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._sweep_at = max(TIMERS_SWEPT, 2 * len(self._timers))
+        return timer
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        return self.call_at(time.monotonic() + delay_s, callback)
 
     def stop(self) -> None:
         self._stopped = True
@@ -108,7 +170,7 @@ class Loop:
         return done
 
     def wait(self, promise: Promise[T], timeout_s: float, what: str) -> Task[T]:
-        """The promise's value; TimeoutError(what) if it takes longer."""
+        """The promise's value; TimeoutError(what) if it takes longer: then it is abandoned."""
         first: Promise[T] = Promise()
 
         def copy() -> None:
@@ -117,9 +179,13 @@ class Loop:
             else:
                 first.resolve(promise.value)  # type: ignore[arg-type]
 
+        def too_late() -> None:
+            first.reject(TimeoutError(what))
+            promise.abandon()
+
         promise.watch(copy)
         if not first.settled:
-            self.call_later(timeout_s, lambda: first.reject(TimeoutError(what)))
+            first.watch(self.call_later(timeout_s, too_late).cancel)
         value: T = yield first
         return value
 
@@ -134,15 +200,32 @@ class Loop:
             while self._ready:
                 self._call(self._ready.popleft())
             now = time.monotonic()
-            while self._timers and self._timers[0][0] <= now:
-                self._call(heapq.heappop(self._timers)[2])
+            while self._timers and (
+                self._timers[0][0] <= now or self._timers[0][2].callback is None
+            ):
+                due = heapq.heappop(self._timers)[2].callback
+                if due is not None:
+                    self._call(due)
             if self._ready or self._stopped:
                 continue
             timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else -1
-            for fd, _ in self._epoll.poll(timeout):
-                callback = self._readers.get(fd)
-                if callback:
-                    self._call(callback)
+            self._dispatch(self._epoll.poll(timeout))
+
+    def _dispatch(self, events: list[tuple[int, int]]) -> None:
+        """Only what was watched when it happened: a callback may close an fd whose event is in the
+        same batch, and its number may already be another's."""
+        batch = [
+            (fd, side, side.get(fd))
+            for fd, mask in events
+            for side, wanted in (
+                (self._readers, ~select.EPOLLOUT),
+                (self._writers, ~select.EPOLLIN),
+            )
+            if mask & wanted
+        ]
+        for fd, side, callback in batch:
+            if callback is not None and side.get(fd) is callback:
+                self._call(callback)
 
     @staticmethod
     def _call(callback: Callable[[], None]) -> None:

@@ -45,7 +45,7 @@ class Channel:
         self, kind: MsgType, payload: bytes = b"", fds: Sequence[int] = (), flags: int = 0
     ) -> Promise[Answer]:
         """Send a message; the promise is its answer and the descriptors that came with it."""
-        promise: Promise[Answer] = Promise()
+        promise: Promise[Answer] = Promise(lambda answer: wire.close_fds(answer[1]))
         if self._sock is None:
             promise.reject(BrokenPipeError(32, f"{self._name} is gone"))
             return promise

@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +40,10 @@ class Reply:
         self.value = value
         self.fds = fds
 
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
 
 class Worker:
     """The launcher's end: starts the child, sends requests, settles their promises."""
@@ -62,21 +67,61 @@ class Worker:
         self._body = body
         self._ids = itertools.count(1)
         self._pending: dict[int, Promise[Reply]] = {}
+        self._queue: deque[tuple[dict[str, Any], tuple[int, ...]]] = deque()
         self._sock: socket.socket | None = None
         self.pid = 0
 
     def request(self, op: str, fds: tuple[int, ...] = (), **fields: Any) -> Promise[Reply]:
-        """Send a request. OSError(errno, what) if it fails; EPIPE if the worker died under it."""
-        promise: Promise[Reply] = Promise()
+        """Send a request; the fds may be closed at once. OSError(errno, what) if it fails; EPIPE if
+        the worker died under it."""
+        promise: Promise[Reply] = Promise(Reply.close)
         number = next(self._ids)
-        sock = self._sock or self._start()
-        self._pending[number] = promise
+        message = {"id": number, "op": op, **fields}
         try:
-            protocol.send(sock, {"id": number, "op": op, **fields}, fds)
-        except OSError as error:
-            self._pending.pop(number, None)
+            self._send(message, fds)
+        except (OSError, ValueError) as error:
             promise.reject(error)
+        else:
+            self._pending[number] = promise
         return promise
+
+    def _send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
+        sock = self._sock or self._start()
+        if not self._queue:
+            try:
+                protocol.send(sock, message, fds)
+            except BlockingIOError:
+                self._loop.add_writer(sock.fileno(), self._writable)
+            except (BrokenPipeError, ConnectionResetError):
+                # It died, and the loop has not come to tell yet: this one goes to its successor.
+                self._ended()
+                protocol.send(self._sock or self._start(), message, fds)
+                return
+            else:
+                return
+        # Not dropped, and not waited for: a worker that frees a large root reads nothing for long.
+        self._queue.append((message, tuple(os.dup(fd) for fd in fds)))
+
+    def _writable(self) -> None:
+        sock = self._sock
+        assert sock is not None
+        while self._queue:
+            message, fds = self._queue[0]
+            error: Exception | None = None
+            try:
+                protocol.send(sock, message, fds)
+            except BlockingIOError:
+                return
+            except (OSError, ValueError) as refused:
+                error = refused
+            self._queue.popleft()
+            _close(fds)
+            promise = self._pending.pop(message["id"], None) if error else None
+            if error is not None and promise is not None:
+                promise.reject(error)
+                if self._sock is not sock:  # by whoever waited for it
+                    return
+        self._loop.remove_writer(sock.fileno())
 
     def start(self) -> None:
         """Have the child now, where the first request should not pay for it."""
@@ -92,14 +137,25 @@ class Worker:
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
+        pid = os.fork()
+        if pid == 0:
             _child(self._name, theirs, self._body, parent)
         theirs.close()
         ours.setblocking(False)
-        self._sock = ours
+        self._sock, self.pid = ours, pid
         self._loop.add_reader(ours.fileno(), self._readable)
+        pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(pidfd, lambda: self._exited(pid, pidfd))
         return ours
+
+    def _exited(self, pid: int, pidfd: int) -> None:
+        """Its socket ends earlier: waiting from then on would be for what it still frees."""
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        if self.pid == pid:
+            self.pid = 0
 
     def _readable(self) -> None:
         assert self._sock is not None
@@ -107,15 +163,14 @@ class Worker:
             message, fds = protocol.receive(self._sock)
         except BlockingIOError:
             return
-        except OSError:
+        except (OSError, ValueError):
             message, fds = None, []
         if message is None:
             self._ended()
             return
         promise = self._pending.pop(message["id"], None)
         if promise is None or promise.settled:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
         elif "errno" in message:
             promise.reject(
                 OSError(message["errno"], os.strerror(message["errno"]), message["what"])
@@ -126,10 +181,13 @@ class Worker:
     def _ended(self) -> None:
         assert self._sock is not None
         self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)  # it has closed its files, so it is at its very end
+        self.kill()  # in case it was its message that could not be read
         self._sock, self.pid = None, 0
+        queue, self._queue = self._queue, deque()
+        for _, fds in queue:
+            _close(fds)
         pending, self._pending = self._pending, {}
         for promise in pending.values():
             promise.reject(BrokenPipeError(32, f"the {self._name} died"))
@@ -179,7 +237,11 @@ def serve_one(sock: socket.socket, handlers: Mapping[str, Handler]) -> bool:
         what = error.filename or error.strerror or str(error)
         protocol.send(sock, {"id": message["id"], "errno": error.errno or 5, "what": str(what)})
     finally:
-        for fd in (*fds, *passed):
-            with suppress(OSError):
-                os.close(fd)
+        _close((*fds, *passed))
     return True
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        with suppress(OSError):
+            os.close(fd)

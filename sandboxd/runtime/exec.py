@@ -237,8 +237,9 @@ class Exec:
             raise ProtocolError(f"reply {kind} to a command")
 
     def _started(self, payload: bytes, fds: list[int]) -> None:
-        outputs = 1 if self._request.merge_stderr else 2
-        wanted = outputs + (1 if self._request.stdin is not None else 0)
+        tty, stdin = self._request.tty is not None, self._request.stdin
+        outputs = 1 if self._request.merge_stderr or tty else 2
+        wanted = outputs + (1 if stdin is not None and not tty else 0)
         if self._pipes or len(fds) < wanted:
             protocol.close_fds(fds)
             raise ProtocolError(f"a command started with {len(fds)} pipes")
@@ -246,8 +247,8 @@ class Exec:
         self._pipes = fds[:outputs]
         for fd in self._pipes:
             os.set_blocking(fd, False)
-        if self._request.stdin is not None:
-            self._stdin = Feeder(fds[outputs], self._request.stdin)
+        if stdin is not None:
+            self._stdin = Feeder(os.dup(fds[0]) if tty else fds[outputs], stdin)
         if self.on_started is not None:
             self.on_started(protocol.unpack_started(payload))
         if self._delivered:

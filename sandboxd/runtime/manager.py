@@ -270,7 +270,7 @@ class Runtime:
                 answer = await self.launcher.call(
                     "create",
                     sandbox=sandbox.id,
-                    images=[sandbox.image_key],
+                    images=sandbox.mount.keys,
                     snapshot=sandbox.spec.snapshot,
                     limits=asdict(sandbox.spec.limits),
                     hostname=sandbox.spec.hostname,
@@ -423,7 +423,7 @@ class Runtime:
                     sandbox.fail(SandboxDead(f"the sandbox cannot be reached: {error.message}"))
             else:
                 sandbox.fail(_death(row.reason or row.state))
-        sandbox.mount = self.images.hold(sandbox.image_key, sandbox.spec.image)
+        sandbox.mount = self.images.hold(row.images, sandbox.spec.image)
         self._table[sandbox.id] = sandbox
         sandbox.events.add("adopted", "by a daemon that has started anew")
         self.watch_expiry(sandbox)

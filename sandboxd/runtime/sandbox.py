@@ -21,7 +21,7 @@ from sandboxd.errors import (
     SandboxNotFound,
     SandboxPaused,
 )
-from sandboxd.images.mounts import Mount
+from sandboxd.images.mounts import Share
 from sandboxd.init import protocol
 from sandboxd.init.protocol import ExecFlag
 from sandboxd.model import (
@@ -42,6 +42,7 @@ from sandboxd.runtime.pipes import Leftovers
 log = logging.getLogger(__name__)
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEFAULT_TERM: Final = "xterm-256color"
 META_VERSION: Final = 1
 
 
@@ -96,7 +97,7 @@ class Sandbox:
     image_key: str = ""
     image_config: ImageConfig = field(default_factory=ImageConfig)
     phases_ms: dict[str, float] = field(default_factory=dict)
-    mount: Mount | None = None
+    mount: Share | None = None
     failure: SandboxdError | None = None
     made: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once creating has ended, well or not."""
@@ -327,8 +328,13 @@ class Sandbox:
                 flags |= ExecFlag.EXEC_LOGIN
             command = (command,)
         env, env_count = self._env_packed
-        if request.env:
-            env, env_count = _pack_env({**self._env, **request.env})
+        tty_size = 0
+        if request.tty is not None:
+            flags |= ExecFlag.EXEC_TTY
+            tty_size = request.tty.rows << 16 | request.tty.cols
+        if request.env or request.tty is not None:
+            terminal = {"TERM": DEFAULT_TERM} if request.tty is not None else {}
+            env, env_count = _pack_env({**terminal, **self._env, **request.env})
         payload = protocol.exec_payload(
             user=user,
             cwd=cwd,
@@ -336,6 +342,7 @@ class Sandbox:
             env=env,
             env_count=env_count,
             nofile=self.spec.limits.nofile,
+            tty_size=tty_size,
         )
         return PackedCommand(payload, flags, user, cwd)
 

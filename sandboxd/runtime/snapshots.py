@@ -19,7 +19,7 @@ from sandboxd.errors import (
     SandboxReset,
     SnapshotNotFound,
 )
-from sandboxd.images.mounts import Mount
+from sandboxd.images.mounts import Share
 from sandboxd.model import ImageConfig, SandboxState
 from sandboxd.runtime.sandbox import Sandbox, SandboxView, now
 
@@ -47,8 +47,8 @@ class SnapshotRecord:
     expires_at: float
     bytes: int = 0
     """Of all its layers, at the time it was taken."""
-    mount: Mount | None = None
-    """A share, so that the image is not unmounted under it."""
+    share: Share | None = None
+    """So that the image is not unmounted under it."""
 
     def meta(self) -> dict[str, Any]:
         return {
@@ -116,7 +116,8 @@ class SnapshotTable:
             meta=record.meta(),
         )
         record.bytes = int(answer.ok.get("bytes") or 0)
-        self._add(record)
+        assert sandbox.mount is not None
+        self._add(record, sandbox.mount.keys)
         sandbox.events.add("snapshot", f"taken as {record.id}", snapshot=record.id)
         return Taken(record, answer.ok["how"], answer.ok.get("frozen_ms"))
 
@@ -126,9 +127,8 @@ class SnapshotTable:
             return
         await self._runtime.launcher.call("snapshot-delete", snapshot=snapshot_id)
         record = self._table.pop(snapshot_id, None)
-        if record is not None and record.mount is not None:
-            self._runtime.images.release(record.mount)
-            record.mount = None
+        if record is not None:
+            self._let_go(record)
 
     async def delete_expired(self) -> None:
         """Those whose time is up; what fails is tried again at the next call."""
@@ -142,9 +142,7 @@ class SnapshotTable:
         """Take over what the launcher has; what it has not is gone."""
         found = {str(row["snapshot"]): row for row in rows}
         for key in self._table.keys() - found.keys():
-            record = self._table.pop(key)
-            if record.mount is not None:
-                self._runtime.images.release(record.mount)
+            self._let_go(self._table.pop(key))
         for key in found.keys() - self._table.keys():
             meta = dict(found[key]["meta"])
             if meta.pop("version", None) != META_VERSION:
@@ -158,12 +156,18 @@ class SnapshotTable:
                     bytes=int(found[key]["bytes"]),
                     image_config=ImageConfig(**{**config, "env": tuple(config["env"])}),
                     **meta,
-                )
+                ),
+                [str(image) for image in found[key]["images"]],
             )
 
-    def _add(self, record: SnapshotRecord) -> None:
-        record.mount = self._runtime.images.hold(record.image_key, record.image)
+    def _add(self, record: SnapshotRecord, image_keys: list[str]) -> None:
+        record.share = self._runtime.images.hold(image_keys, record.image)
         self._table[record.id] = record
+
+    def _let_go(self, record: SnapshotRecord) -> None:
+        if record.share is not None:
+            self._runtime.images.release(record.share)
+            record.share = None
 
 
 async def reset(
@@ -176,9 +180,9 @@ async def reset(
     of a sandbox that is gone.
     """
     _check_running(sandbox)
-    mount: Mount | None = None
+    share: Share | None = None
     if snapshot is not None:
-        mount = await acquire(runtime, snapshot)
+        share = await acquire(runtime, snapshot)
     try:
         sandbox.begin_reset(SandboxReset(f"sandbox {sandbox.id} was reset"))
         runtime.processes.forget(sandbox.id)
@@ -191,20 +195,20 @@ async def reset(
             raise
         runtime.connect(sandbox, answer)
     finally:
-        if mount is not None:
-            runtime.images.release(mount)
+        if share is not None:
+            runtime.images.release(share)
     what = f"to snapshot {snapshot.id}" if snapshot else "to its image"
     sandbox.events.add("reset", what)
     return sandbox.view(), dict(answer.ok.get("phases") or {})
 
 
-async def acquire(runtime: Runtime, snapshot: SnapshotRecord) -> Mount:
-    """A share of the mount that a snapshot stands on. Raises ImageUnavailable."""
-    image, mount = await runtime.images.acquire(snapshot.image)
+async def acquire(runtime: Runtime, snapshot: SnapshotRecord) -> Share:
+    """A share of the mounts that a snapshot stands on. Raises ImageUnavailable."""
+    image, share = await runtime.images.acquire(snapshot.image)
     if image.key != snapshot.image_key:
-        runtime.images.release(mount)
+        runtime.images.release(share)
         raise ImageUnavailable(f"image {snapshot.image!r} is another file since the snapshot")
-    return mount
+    return share
 
 
 def _check_running(sandbox: Sandbox) -> None:

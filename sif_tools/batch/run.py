@@ -69,6 +69,8 @@ class BatchReport:
 
 
 Show = Callable[[Standing], None]
+# code, message, hint
+Error = tuple[str, str, str | None]
 
 
 def run_batch(
@@ -84,7 +86,7 @@ def run_batch(
             number: planner.cuts(chain) if chain.layers else () for number, chain in chains.items()
         }
         broken = batch.build_shared(pool, chains, cuts)
-        batch.build(pool, cuts, broken)
+        batch.build(pool, {number: cuts[number] for number in cuts if number not in broken})
     return batch.report
 
 
@@ -137,17 +139,17 @@ class _Batch:
 
     def build_shared(
         self, pool: Workers, chains: dict[int, Chain], cuts: dict[int, Cuts]
-    ) -> dict[tuple[str, ...], tuple[str, str, str | None]]:
+    ) -> set[int]:
         """Bases first, then what lies on them, each by one of its images: or all that want the
-        same one would wait for each other. Those that failed, by their layers, with why."""
-        broken: dict[tuple[str, ...], tuple[str, str, str | None]] = {}
+        same one would wait for each other. Returns the images that fail with one of them."""
+        broken: dict[tuple[str, ...], Error] = {}
         for level, stage in enumerate(("building bases", "building shared layers")):
             self.report.standing.stage = stage
             wanted: dict[tuple[tuple[str, ...], Cuts], int] = {}
             for number, where in cuts.items():
                 if len(where) > level:
                     layers = chains[number].layers[: where[level]]
-                    if not _broken(broken, layers):
+                    if not any(layers[:below] in broken for below in where[:level]):
                         wanted.setdefault((layers, where[: level + 1]), number)
             tasks = [
                 Task(number, self._jobs[number].source, None, where, only_shared=True)
@@ -161,20 +163,17 @@ class _Batch:
                 else:
                     self.report.standing.written_bytes += outcome.written_bytes
                 self._show(self.report.standing)
-        return {
-            chains[number].layers: error
-            for number, where in cuts.items()
-            for error in [_broken(broken, chains[number].layers)]
-            if error is not None and where
-        }
+        failed: set[int] = set()
+        for number, where in cuts.items():
+            for above in where:
+                error = broken.get(chains[number].layers[:above])
+                if error is not None and number not in failed:
+                    failed.add(number)
+                    self._failed(number, error)
+        return failed
 
-    def build(
-        self,
-        pool: Workers,
-        cuts: dict[int, Cuts],
-        broken: dict[tuple[str, ...], tuple[str, str, str | None]],
-    ) -> None:
-        del broken  # its images fail for themselves, each with its own words
+    def build(self, pool: Workers, cuts: dict[int, Cuts]) -> None:
+        """Convert the rest."""
         self.report.standing.stage = "converting"
         tasks = [
             Task(number, self._jobs[number].source, self._jobs[number].name, where)
@@ -205,7 +204,7 @@ class _Batch:
             written_bytes=outcome.written_bytes,
         )
 
-    def _failed(self, number: int, error: tuple[str, str, str | None]) -> None:
+    def _failed(self, number: int, error: Error) -> None:
         job = self._jobs[number]
         code, message, hint = error
         self.report.standing.failed += 1
@@ -219,12 +218,3 @@ class _Batch:
                 "hint": hint,
             }
         )
-
-
-def _broken(
-    broken: dict[tuple[str, ...], tuple[str, str, str | None]], layers: tuple[str, ...]
-) -> tuple[str, str, str | None] | None:
-    for end in range(len(layers) + 1):
-        if layers[:end] in broken:
-            return broken[layers[:end]]
-    return None

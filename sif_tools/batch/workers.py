@@ -21,7 +21,7 @@ from sif_tools.errors import SifError
 from sif_tools.sources.open import open_source
 from sif_tools.sources.source import SourceOptions
 from sif_tools.store.build import diff_ids
-from sif_tools.store.keeper import KeepOptions, Keeper
+from sif_tools.store.keeper import Keeper, KeepOptions
 from sif_tools.store.layout import open_store
 from sif_tools.store.plan import Chain, Cuts
 
@@ -180,8 +180,7 @@ def _outcome(keeper: Keeper, task: Task, options: WorkOptions) -> Outcome:
                     )
                     return Outcome(task.number, chain=chain, source_bytes=source_bytes)
             elif task.only_shared:
-                run = keeper.keep_run(source, task.cuts)
-                return Outcome(task.number, size_bytes=run.sif.size_bytes)
+                return Outcome(task.number, written_bytes=keeper.keep_run(source, task.cuts))
             else:
                 kept = keeper.keep(source, task.cuts, task.name)
             return Outcome(

@@ -11,7 +11,19 @@ import sys
 
 import typer
 
-from sif_tools.cli import convert_verb, inspect_verb, list_verb
+from sif_tools.cli import (
+    convert_verb,
+    dump_verb,
+    edit_verbs,
+    flatten_verb,
+    gc_verb,
+    inspect_verb,
+    list_verb,
+    report_verb,
+    sign_verb,
+    sync_check_verb,
+    verify_verb,
+)
 from sif_tools.cli.output import safe_text
 from sif_tools.errors import SifError
 
@@ -25,7 +37,19 @@ def create_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for verb in (convert_verb, inspect_verb, list_verb):
+    for verb in (
+        convert_verb,
+        dump_verb,
+        edit_verbs,
+        flatten_verb,
+        gc_verb,
+        inspect_verb,
+        list_verb,
+        report_verb,
+        sign_verb,
+        sync_check_verb,
+        verify_verb,
+    ):
         verb.register(app)
     return app
 

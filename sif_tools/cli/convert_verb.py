@@ -1,11 +1,12 @@
-"""`sif-tools convert SOURCE DEST.sif`."""
+"""`sif-tools convert SOURCE DEST.sif`, and into a store: `convert SOURCE --store DIR`,
+`convert --batch LIST --store DIR`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,9 +23,14 @@ from rich.progress import (
 )
 
 from sif_tools.cli.output import human_bytes, print_json
+from sif_tools.cli.store_convert import convert_batch, convert_to_store
 from sif_tools.convert import ConvertOptions, ConvertResult, convert
+from sif_tools.limits import DEFAULT_LIMITS
 from sif_tools.progress import ProgressCallback, Stage
+from sif_tools.sources.open import FORMS
+from sif_tools.sources.source import SourceOptions
 from sif_tools.squashfs import Compression, SquashfsOptions
+from sif_tools.store.records import Layers
 
 _WORDS: Final = {
     Stage.RESOLVE: "reading the image's description",
@@ -39,34 +45,119 @@ def register(app: typer.Typer) -> None:
 
 
 def convert_command(
-    source: Annotated[str, typer.Argument(help="oci:DIR[:TAG] or rootfs:DIR")],
-    destination: Annotated[Path, typer.Argument(metavar="DEST.sif", help="the SIF to make")],
+    source: Annotated[str | None, typer.Argument(help="one of: " + ", ".join(FORMS))] = None,
+    destination: Annotated[
+        Path | None, typer.Argument(metavar="[DEST.sif]", help="the SIF to make")
+    ] = None,
     *,
     compression: Annotated[
-        Compression, typer.Option(help="zstd, or gzip for old readers")
+        Compression,
+        typer.Option(help="gzip for old readers, lz4 the fastest to read, xz the smallest"),
     ] = Compression.ZSTD,
     level: Annotated[
-        int | None, typer.Option(help="compression level [default: 3 for zstd, 9 for gzip]")
+        int | None, typer.Option(help="[default: 3 for zstd, 9 for gzip, 1 for lz4, 6 for xz]")
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(metavar="KIB", help="squashfs block size, 4 to 1024")
+    ] = 128,
+    for_readers: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="compressions all readers know [default: try here]"),
     ] = None,
     arch: Annotated[
         str | None,
         typer.Option(help="architecture (amd64, arm64, arm/v7 …) [default: this host's]"),
     ] = None,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="speak to registries without TLS")
+    ] = False,
+    auth_file: Annotated[
+        Path | None, typer.Option(help="registry credentials [default: the usual places]")
+    ] = None,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGISTRY=HOST[/PREFIX]", help="asked before REGISTRY (repeatable)"),
+    ] = None,
+    max_layer_gib: Annotated[
+        int, typer.Option(metavar="GIB", help="refuse layers that inflate to more")
+    ] = DEFAULT_LIMITS.layer_bytes >> 30,
+    max_ratio: Annotated[
+        int, typer.Option(metavar="N", help="refuse layers that inflate to more than N times")
+    ] = DEFAULT_LIMITS.ratio,
     force: Annotated[bool, typer.Option("--force", help="replace an existing DEST.sif")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+    store: Annotated[
+        Path | None, typer.Option(help="a store on shared scratch, instead of DEST.sif")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="what the store finds it by [default: SOURCE's own]")
+    ] = None,
+    layers: Annotated[
+        Layers, typer.Option(help="in a store: bases shared by images, or one file each")
+    ] = Layers.SHARED,
+    batch: Annotated[
+        Path | None, typer.Option(help="a list, SOURCE [NAME] a line, instead of SOURCE")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes for a batch")] = 2,
+    journal: Annotated[
+        Path | None, typer.Option(help="to resume a batch from [default: LIST.journal]")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="write a batch's report there")] = None,
 ) -> None:
-    """Convert an image to a SIF file. Needs no root; the same image gives the same bytes."""
+    """Convert images to SIF files. Needs no root; the same image gives the same bytes."""
     options = ConvertOptions(
-        squashfs=SquashfsOptions(compression=compression, level=level),
+        squashfs=SquashfsOptions(
+            compression=compression,
+            level=level,
+            block_size_bytes=block_size << 10,
+            readers=None if for_readers is None else frozenset(for_readers.split(",")),
+        ),
         architecture=arch,
         force=force,
+        source=SourceOptions(
+            plain_http=plain_http,
+            auth_file=auth_file,
+            mirrors=_mirrors(mirror or []),
+            limits=replace(DEFAULT_LIMITS, layer_bytes=max_layer_gib << 30, ratio=max_ratio),
+        ),
     )
+    if batch is not None:
+        if source is not None or store is None or name is not None:
+            raise typer.BadParameter("--batch LIST goes with --store, without SOURCE and --name")
+        if not convert_batch(
+            batch,
+            store,
+            layers,
+            options,
+            workers=jobs,
+            journal_path=journal,
+            report_path=report,
+            as_json=as_json,
+        ):
+            raise typer.Exit(1)
+        return
+    if source is None or (store is None) == (destination is None):
+        raise typer.BadParameter("give SOURCE and either DEST.sif or --store")
+    if destination is None:
+        assert store is not None
+        convert_to_store(source, store, name, layers, options, as_json=as_json)
+        return
     with _shown_progress() as callback:
         result = convert(source, destination, options, callback)
     if as_json:
         print_json(asdict(result) | {"path": str(result.path)})
     else:
         _print_result(result)
+
+
+def _mirrors(given: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for one in given:
+        registry, equals, place = one.partition("=")
+        if not (registry and equals and place):
+            raise typer.BadParameter(f"{one!r} is not REGISTRY=HOST[/PREFIX]")
+        found.setdefault(registry, []).append(place)
+    return found
 
 
 def _print_result(result: ConvertResult) -> None:

@@ -29,7 +29,7 @@ from sif_tools.format import DataType, PartType
 from sif_tools.image_config import OCI_CONFIG_NAME, image_config
 from sif_tools.limits import Limits
 from sif_tools.merge.merger import Pass, Progress
-from sif_tools.partition import squashfs_partition
+from sif_tools.partition import Partition, squashfs_partition
 from sif_tools.prefetch import Prefetch
 from sif_tools.reader import Sif, opened, read_sif
 from sif_tools.scratch import scratch_file
@@ -58,8 +58,7 @@ def open_sif(request: Request, resources: ExitStack) -> Source:
             f"{path} is made for {partition.arch}, not for {request.architecture}",
             hint="choose its architecture with --arch",
         )
-    squashfs = resources.enter_context(scratch_file("the squashfs of the SIF"))
-    _copy(fd, squashfs, partition.offset_bytes, partition.size_bytes)
+    squashfs = resources.enter_context(copy_partition(fd, partition))
     return Source(
         "sif",
         [SquashfsLayer(squashfs, request.options.limits)],
@@ -73,6 +72,14 @@ def open_sif(request: Request, resources: ExitStack) -> Source:
 
 def _has_config(sif: Sif) -> bool:
     return sif.named(OCI_CONFIG_NAME, DataType.JSON) is not None
+
+
+@contextmanager
+def copy_partition(fd: int, partition: Partition) -> Iterator[BinaryIO]:
+    """A file without a name that holds the squashfs and nothing else."""
+    with scratch_file("the squashfs of the SIF") as squashfs:
+        _copy(fd, squashfs, partition.offset_bytes, partition.size_bytes)
+        yield squashfs
 
 
 def _copy(fd: int, target: BinaryIO, offset_bytes: int, size_bytes: int) -> None:

@@ -3,26 +3,18 @@
 What lies in a base or a shared part besides its layers is what `SingularityLayer` generates for an
 image that says nothing about itself, so that each is a function of its layers alone. A delta holds
 what the image's own config makes of that.
-
-Below every SIF of an image lie the ones before it, and what a delta says of them is in its object
-`sif-tools-delta.json`::
-
-    {"version": 1, "below": ["sha256:<base>", …]}        in a delta: base first
-    {"version": 1, "layers": ["sha256:<diff_id>", …]}    in a shared part: equal layers over
-                                                         different bases are then equal files
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from sif_tools.errors import ConvertError
-from sif_tools.format import DEFAULT_DESCRIPTORS, DataType, PartType
+from sif_tools.format import DEFAULT_DESCRIPTORS, PartType
 from sif_tools.image_config import DEFAULT_IMAGE_CONFIG
 from sif_tools.image_objects import sif_objects, source_labels, squashfs_object
 from sif_tools.merge.delta import Delta, SameLeaf, compare, emit_delta
@@ -32,11 +24,10 @@ from sif_tools.scratch import scratch_file
 from sif_tools.singularity_d import SingularityLayer
 from sif_tools.sources.source import Source
 from sif_tools.squashfs import SquashfsOptions, squashfs_from_tar
+from sif_tools.store.delta_object import delta_object
 from sif_tools.tarstream.writer import TarWriter
 from sif_tools.writer import DataObject, FileContent, write_sif_to
 
-DELTA_NAME: Final = "sif-tools-delta.json"
-DELTA_VERSION: Final = 1
 # A delta is signed at most; a table of the usual 48 would be most of a small one.
 _DELTA_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 1 << 20
@@ -99,9 +90,8 @@ def shared_sif(
     nameless = _nameless(source, above)
     layers = tuple(diff_ids(source)[below:above])
     with _delta_squashfs(lower, below, upper, nameless, options) as content:
-        node = {"version": DELTA_VERSION, "layers": layers}
         objects = [
-            _delta_object(node),
+            delta_object(layers=layers),
             squashfs_object(content, PartType.OVERLAY, source.architecture),
         ]
         with _written(objects, _DELTA_DESCRIPTORS) as file:
@@ -120,13 +110,13 @@ def delta_sif(
     are the lowest `below` and whose tree is `lower`."""
     upper = extended(lower, source, below, len(source.layers))
     with _delta_squashfs(lower, below, upper, source, options) as content:
-        node = {"version": DELTA_VERSION, "below": [f"sha256:{one}" for one in sifs_below]}
+        said = delta_object(below=[f"sha256:{one}" for one in sifs_below])
         objects = sif_objects(
             source,
             source_labels(source),
             content,
             part_type=PartType.OVERLAY,
-            more=[_delta_object(node)],
+            more=[said],
         )
         with _written(objects, _DELTA_DESCRIPTORS) as file:
             yield file
@@ -191,11 +181,6 @@ def _same_leaf(
         return low == high
 
     return same
-
-
-def _delta_object(node: dict[str, object]) -> DataObject:
-    data = json.dumps(node, separators=(",", ":")).encode()
-    return DataObject(DataType.JSON, data, name=DELTA_NAME)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -104,9 +104,13 @@ class Keeper:
         self._claims = claims or Claims(layout.claim)
         self._on_step = on_step
         self._trees: OrderedDict[str, Tree] = OrderedDict()
+        squashfs = self._options.squashfs
+        # What decides the bytes, and nothing that only decides whether they are made.
         self._squashfs = {
-            key: value for key, value in asdict(self._options.squashfs).items() if key != "level"
-        } | {"level": self._options.squashfs.checked_level()}
+            "compression": str(squashfs.compression),
+            "level": squashfs.checked_level(),
+            "block_size_bytes": squashfs.block_size_bytes,
+        }
         self._written_bytes = 0
         find_tool()
 
@@ -160,9 +164,12 @@ class Keeper:
                 return Kept(kept.key, kept.record, self._written_bytes)
         raise StoreDamaged("the image's files vanish as soon as they are there")
 
-    def keep_run(self, source: Source, cuts: Cuts) -> BuildRecord:
-        """Only the shared run of layers below the last of `cuts`, and what lies below it."""
-        return self._runs(source, cuts)[-1]
+    def keep_run(self, source: Source, cuts: Cuts) -> int:
+        """Only the shared run of layers below the last of `cuts`, and what lies below it; returns
+        the bytes of SIFs that were not there before."""
+        self._written_bytes = 0
+        self._runs(source, cuts)
+        return self._written_bytes
 
     def give_name(self, name: str, key: str, manifest_digest: str | None) -> None:
         """Let a name stand for an image; writes nothing where it does."""

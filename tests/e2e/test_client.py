@@ -151,6 +151,26 @@ def test_output_while_it_runs(client: Client):
             assert stream.exit.exit_code == 0
 
 
+def test_a_background_process(client: Client, daemon: Daemon):
+    with client.create("busybox") as box:
+        process = box.start_process("read x; echo got $x; echo err >&2; exit 6", name="p")
+        with pytest.raises(TimeoutError):
+            process.wait(0.1)
+        assert process.write("word\n", eof=True) == 5
+        with Client(daemon.base_url, daemon.token) as other:
+            again = other.connect(box.id).process(process.id)
+            found = sorted((one.stream, one.data) for one in again.output())
+        assert found == [("stderr", b"err\n"), ("stdout", b"got word\n")]
+        info = process.wait(20)
+        assert (info.state, info.exit_code) == ("exited", 6)
+        assert [one.id for one in box.processes()] == [process.id]
+        process.remove()
+        assert box.processes() == []
+        endless = box.start_process(["sleep", "4321"])
+        endless.signal("KILL", tree=True)
+        assert endless.wait(20).signal == signal.SIGKILL
+
+
 def test_a_cancelled_worker_leaves_no_command(daemon: Daemon):
     async def main() -> None:
         async with async_client(daemon) as client, client.create("busybox") as box:

@@ -45,23 +45,15 @@ def test_device_is_not_there(name: str, inside: Inside) -> None:
 @pytest.mark.parametrize(
     "node",
     [
-        "c:1,1",
-        "c:1,2",
-        "c:1,3",
-        "c:1,11",
-        "c:5,1",
-        "c:10,229",
-        "c:10,200",
-        "c:10,237",
-        "b:7,0",
-        "b:8,0",
+        *("c:1,1", "c:1,2", "c:1,3", "c:1,11", "c:5,1", "c:10,229", "c:10,200", "c:10,237"),
+        *("b:7,0", "b:8,0"),
     ],
 )
-@pytest.mark.parametrize("directory", ["/tmp", "/dev", "/dev/shm", "/work"])
-def test_device_node_cannot_be_made(node: str, directory: str, inside: Inside) -> None:
+def test_device_node_cannot_be_made(node: str, inside: Inside) -> None:
     kind, numbers = node.split(":")
-    answer = inside.ask(f"mknod_{kind}:{numbers},{directory}/node")
-    assert answer == "EPERM" or (answer == "EACCES" and inside.identity != "root")
+    for directory in ("/tmp", "/dev", "/dev/shm", "/work"):
+        answer = inside.ask(f"mknod_{kind}:{numbers},{directory}/node")
+        assert answer == "EPERM" or (answer == "EACCES" and inside.identity != "root")
 
 
 def test_control_fifos_can_be_made(inside: Inside) -> None:

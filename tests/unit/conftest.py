@@ -1,10 +1,13 @@
 """The application over a fake launcher, for tests of routes."""
 
+import shutil
+
 import pytest
 
 from sandboxd.config import load_config
 from tests.unit.fakes_api import make_client, wait_ready
 from tests.unit.fakes_launcher import FakeLauncher
+from tests.unit.init.file_driver import build_driver
 
 
 @pytest.fixture
@@ -33,3 +36,11 @@ def client(config, launcher):
     with make_client(config) as client:
         wait_ready(client)
         yield client
+
+
+@pytest.fixture(scope="session")
+def file_program(tmp_path_factory):
+    """The C file operations on a directory, for a FakePid1."""
+    if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        pytest.skip("no C compiler")
+    return build_driver(tmp_path_factory.mktemp("driver") / "file_driver")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import select
 import socket
 import threading
@@ -16,6 +17,8 @@ from tests.unit.fakes_processes import FakeProcesses
 
 class FakeStore:
     """Images without files. ``images`` is name -> ImageConfig."""
+
+    directory = pathlib.Path("/nonexistent")
 
     def __init__(self, images):
         self.images = images
@@ -44,9 +47,10 @@ class FakeLauncher:
     until ``release``.
     """
 
-    def __init__(self, path, root):
+    def __init__(self, path, root, file_program=None):
         self.path = str(path)
         self.root = root
+        self.file_program = file_program
         self.oom_path = ""
         self.rows = {}
         self.pid1s = {}
@@ -146,7 +150,7 @@ class FakeLauncher:
     def do_create(self, message, fds):
         ours, theirs = seqpacket_pair()
         sandbox = message["sandbox"]
-        self.pid1s[sandbox] = [FakePid1(theirs, self.root)]
+        self.pid1s[sandbox] = [FakePid1(theirs, self.root, self.file_program)]
         self.rows[sandbox] = {
             "sandbox": sandbox,
             "pid": 1,
@@ -160,7 +164,7 @@ class FakeLauncher:
 
     def do_attach(self, message, fds):
         ours, theirs = seqpacket_pair()
-        self.pid1s[message["sandbox"]].append(FakePid1(theirs, self.root))
+        self.pid1s[message["sandbox"]].append(FakePid1(theirs, self.root, self.file_program))
         fds.append(ours.detach())
         return {"ok": {"sandbox": message["sandbox"], "oom_kill_path": self.oom_path}}
 

@@ -35,13 +35,16 @@ def split_strings(data):
 
 
 class FakePid1:
-    """One sandbox. ``root`` is a directory that file operations see as ``/``."""
+    """One sandbox. ``root`` is a directory that file operations see as ``/``; they are done by
+    ``file_program`` (init/file_driver.c), and without it only whole files are written."""
 
-    def __init__(self, sock, root):
+    def __init__(self, sock, root, file_program=None):
+        self._file_program = file_program
         self._sock = sock
         self._root = Path(root)
         self._lock = threading.Lock()
         self._children = {}
+        self._files = set()
         self._stop_r, self._stop_w = os.pipe()
         self.execs = []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -77,7 +80,7 @@ class FakePid1:
         payload = message.payload
         if message.flags & ExecFlag.EXEC_PAYLOAD_FD:
             payload = os.pread(fds[0], protocol.PAYLOAD_MAX, 0)
-        argc, envc, nofile, umask = protocol.EXEC_REQ.unpack_from(payload)
+        argc, envc, nofile, umask, _ = protocol.EXEC_REQ.unpack_from(payload)
         user, cwd, *words = split_strings(payload[protocol.EXEC_REQ.size :])
         argv, env = words[:argc], dict(word.split("=", 1) for word in words[argc:])
         assert len(words) == argc + envc
@@ -140,34 +143,54 @@ class FakePid1:
             self._send(MsgType.R_GONE, message.id)
 
     def _file(self, message, fds):
-        op, flags, mode, _, _offset, length = protocol.FILE_REQ.unpack_from(message.payload)
-        user, path = split_strings(message.payload[protocol.FILE_REQ.size :])
-        data_fd = os.dup(fds[0])
-        work = self._read if op == FileOp.FILE_READ else self._write
+        op, flags, mode, _, _, length, *_ = protocol.FILE_REQ.unpack_from(message.payload)
+        user, path, *_ = split_strings(message.payload[protocol.FILE_REQ.size :])
+        if op == FileOp.FILE_WRITE and path.endswith("/full"):
+            failure = (Step.STEP_FILE_WRITE, 0, errno.ENOSPC, 0)
+            self._send(MsgType.R_EXIT, message.id, exited(failure=failure))
+        elif self._file_program is not None:
+            self._run_file_program(message, fds)
+        else:
+            assert op == FileOp.FILE_WRITE
+            data_fd = os.dup(fds[0])
+            work = (self._root / path.lstrip("/"), data_fd, length, flags, mode)
+            threading.Thread(
+                target=self._write_file, args=(message.id, user, work), daemon=True
+            ).start()
+
+    def files_under_way(self):
+        return len(self._files)
+
+    def _run_file_program(self, message, fds):
+        child = subprocess.Popen(
+            [self._file_program, self._root, *map(str, fds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=fds,
+            start_new_session=True,
+            env={"ASAN_OPTIONS": "detect_leaks=0"},
+        )
+        self._children[message.id] = child
+        self._files.add(message.id)
 
         def run():
-            try:
-                answer = work(self._root / path.lstrip("/"), data_fd, length, flags, mode)
-            except OSError as error:
-                step = Step.STEP_FILE_OPEN if user != "nobody-here" else Step.STEP_USER
-                answer = exited(failure=(step, 0, error.errno, 0))
-            finally:
-                protocol.close_fds([data_fd])
+            answer, _ = child.communicate(message.payload)
+            if child.returncode != 0:
+                answer = exited(signal.SIGKILL)
+            self._files.discard(message.id)
             self._send(MsgType.R_EXIT, message.id, answer)
 
         threading.Thread(target=run, daemon=True).start()
 
-    @staticmethod
-    def _read(path, data_fd, _length, _flags, _mode):
-        if path.is_dir():
-            return exited(failure=(Step.STEP_FILE_TYPE, 0, 0, 0))
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            while data := file.read(65536):
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(data_fd, view) :]
-        return _file_exited(status)
+    def _write_file(self, request_id, user, work):
+        try:
+            answer = self._write(*work)
+        except OSError as error:
+            step = Step.STEP_FILE_OPEN if user != "nobody-here" else Step.STEP_USER
+            answer = exited(failure=(step, 0, error.errno, 0))
+        finally:
+            protocol.close_fds([work[1]])
+        self._send(MsgType.R_EXIT, request_id, answer)
 
     @staticmethod
     def _write(path, data_fd, length, flags, mode):
@@ -175,8 +198,6 @@ class FakePid1:
             path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise OSError(errno.EISDIR, "is a directory")
-        if path.name == "full":
-            raise OSError(errno.ENOSPC, "no space")
         temporary = path.with_name(path.name + ".tmp")
         got = 0
         with temporary.open("wb") as file:

@@ -30,7 +30,7 @@ class FakeProcess:
             "exit": None,
         }
         self._told = told
-        argc, _, _, _ = wire.EXEC_REQ.unpack_from(payload)[:4]
+        argc = wire.EXEC_REQ.unpack_from(payload)[0]
         words = [part.decode() for part in payload[wire.EXEC_REQ.size :].split(b"\0")[:-1]]
         argv = words[2 : 2 + argc]
         if message["flags"] & ExecFlag.EXEC_SHELL:

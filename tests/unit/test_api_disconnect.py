@@ -26,13 +26,13 @@ def until(condition):
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
-def server(request, tmp_path):
+def server(request, tmp_path, file_program):
     """``(port, launcher)``"""
     (tmp_path / "root").mkdir()
     config = load_config(
         env={}, overrides={"state_dir": str(tmp_path), "runtime_dir": str(tmp_path)}
     )
-    launcher = FakeLauncher(config.launcher_socket, tmp_path / "root")
+    launcher = FakeLauncher(config.launcher_socket, tmp_path / "root", file_program)
     runtime = Runtime(config, LauncherClient(config.launcher_socket), default_store())
     app = create_app(config, runtime, token=TOKEN)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -94,14 +94,15 @@ def test_a_command_whose_client_has_gone_is_killed(server, tmp_path):
 
 
 def test_an_upload_that_breaks_off_changes_nothing(server, tmp_path):
-    port, _ = server
+    port, launcher = server
     sandbox = make(port)
     (tmp_path / "root/f").write_bytes(b"old")
     url = f"/v1/sandboxes/{sandbox}/files?path=/f"
     sock = send(port, "PUT", url, b"n" * 100_000, length=200_000)
-    until((tmp_path / "root/f.tmp").exists)
+    until(launcher.pid1s[sandbox][-1].files_under_way)
     sock.close()
-    until(lambda: not (tmp_path / "root/f.tmp").exists())
+    until(lambda: not launcher.pid1s[sandbox][-1].files_under_way())
+    assert os.listdir(tmp_path / "root") == ["f"]
     assert (tmp_path / "root/f").read_bytes() == b"old"
 
 
@@ -124,11 +125,9 @@ def test_a_large_file_comes_whole(server, tmp_path):
     (tmp_path / "root/f").write_bytes(data)
     sock = send(port, "GET", f"/v1/sandboxes/{sandbox}/files?path=/f")
     with sock, sock.makefile("rb") as file:
-        while file.readline() != b"\r\n":
-            pass
-        parts = []
-        while size := int(file.readline(), 16):
-            parts.append(file.read(size))
-            file.readline()
-        got = b"".join(parts)
+        lines = []
+        while (line := file.readline()) != b"\r\n":
+            lines.append(line.lower())
+        assert b"content-length: 20000000\r\n" in lines
+        got = file.read(20_000_000)
     assert got == data

@@ -450,3 +450,115 @@ def test_both_clients_have_the_same_names():
     assert names(client.Client) == names(client.AsyncClient)
     assert names(client.Sandbox) == names(client.AsyncSandbox)
     assert names(client.ExecStream) <= names(client.AsyncExecStream)
+
+
+PROCESS = {
+    "id": "ps-1",
+    "name": "",
+    "state": "running",
+    "pid": 7,
+    "command": ["x"],
+    "user": "0",
+    "cwd": "/",
+    "stdin": True,
+    "started_at": "2026-01-01T00:00:00Z",
+    "ended_at": None,
+    "exit_code": None,
+    "signal": None,
+    "oom_killed": False,
+    "cpu_user_s": 0.0,
+    "cpu_system_s": 0.0,
+    "peak_memory_bytes": 0,
+    "error": None,
+}
+ENDED = {**PROCESS, "state": "exited", "exit_code": 3, "ended_at": "2026-01-01T00:00:01Z"}
+
+
+def piece(data, offset, total, lost=0):
+    return {
+        "data": base64.b64encode(data).decode(),
+        "encoding": "base64",
+        "offset": offset,
+        "next_offset": offset + len(data),
+        "lost_bytes": lost,
+        "total_bytes": total,
+        "closed": False,
+    }
+
+
+class TestProcess:
+    def test_output_is_followed_to_its_end(self, talk):
+        empty = piece(b"", 0, 0)
+        script = Script(
+            (200, SANDBOX),
+            (201, PROCESS),
+            (200, {**PROCESS, "stdout": piece(b"ab", 0, 2), "stderr": empty}),
+            httpx.ReadError("cut"),
+            # Ended, but not all of it is taken yet.
+            (200, {**ENDED, "stdout": piece(b"cd", 2, 6), "stderr": piece(b"e", 0, 1)}),
+            (200, {**ENDED, "stdout": piece(b"ef", 4, 6), "stderr": piece(b"", 1, 1)}),
+        )
+
+        def call(one):
+            if isinstance(one, Client):
+                process = one.connect("sb-1").start_process("x", name="n", stdin=False)
+                return [(out.stream, out.data) for out in process.output()], process.info
+
+            async def later():
+                process = await (await one.connect("sb-1")).start_process(
+                    "x", name="n", stdin=False
+                )
+                return [(o.stream, o.data) async for o in process.output()], process.info
+
+            return later()
+
+        outputs, info = talk(script, call)
+        assert b"".join(data for stream, data in outputs if stream == "stdout") == b"abcdef"
+        assert b"".join(data for stream, data in outputs if stream == "stderr") == b"e"
+        assert (info.running, info.exit_code) == (False, 3)
+        assert json.loads(script.seen[1].content) == {"command": "x", "name": "n", "stdin": False}
+        asked = [request.url.params["stdout_offset"] for request in script.seen[2:]]
+        assert asked == ["0", "2", "2", "4"]
+
+    def test_waiting_ends_when_its_time_is_up(self, talk):
+        answer = (200, {**PROCESS, "stdout": None, "stderr": None})
+        script = Script((200, SANDBOX), *[answer] * 200_000)
+
+        def call(one):
+            if isinstance(one, Client):
+                return one.connect("sb-1").process("ps-1").wait(0.05)
+
+            async def later():
+                return await (await (await one.connect("sb-1")).process("ps-1")).wait(0.05)
+
+            return later()
+
+        with pytest.raises(TimeoutError):
+            talk(script, call)
+
+    def test_stdin_is_written_once(self, talk):
+        news = {**PROCESS, "stdout": None, "stderr": None}
+        script = Script((200, SANDBOX), (200, news), httpx.ReadError("cut"))
+
+        def call(one):
+            if isinstance(one, Client):
+                return one.connect("sb-1").process("ps-1").write("text", eof=True)
+
+            async def later():
+                return await (await (await one.connect("sb-1")).process("ps-1")).write(
+                    "text", eof=True
+                )
+
+            return later()
+
+        with pytest.raises(client.ConnectionLost):
+            talk(script, call)
+        assert script.seen[-1].content == b"text"
+        assert script.seen[-1].url.params["eof"] == "true"
+
+
+def test_both_processes_have_the_same_names():
+    def names(kind):
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert names(client.Process) == names(client.AsyncProcess)

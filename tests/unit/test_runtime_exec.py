@@ -55,7 +55,7 @@ class Bench:
         payload = protocol.exec_payload(
             user="0", cwd="/w", argv=("x",), env=b"", env_count=0, nofile=10
         )
-        running.start(payload, 0)
+        running.start(payload, ExecFlag.EXEC_STDIN if request.stdin is not None else 0)
         return running
 
     def _unkillable(self):

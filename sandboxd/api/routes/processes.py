@@ -11,6 +11,7 @@ from sandboxd.api.answers import JsonAnswer, output_answer, process_answer
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes.exec import EXEC_ERRORS
+from sandboxd.api.schemas import TtyBody
 from sandboxd.api.schemas_process import (
     ProcessAnswer,
     ProcessBody,
@@ -185,6 +186,20 @@ async def send_signal(request: Request, sandbox_id: str, process_id: str) -> Res
     table, process = await _find(request, sandbox_id, process_id)
     scope = KillScope.KILL_MAIN if body.scope == "process" else KillScope.KILL_TREE
     await table.signal(process, number, scope)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/{process_id}/resize",
+    status_code=204,
+    openapi_extra=json_body(TtyBody),
+    responses=documented(errors.RequestError, errors.NotATerminal, *LOOKUP_ERRORS),
+)
+async def resize(request: Request, sandbox_id: str, process_id: str) -> Response:
+    """Set the size of its terminal; its foreground program is told by SIGWINCH."""
+    body = await parse(TtyBody, request)
+    _, process = await _find(request, sandbox_id, process_id)
+    process.resize(body.cols, body.rows)
     return Response(status_code=204)
 
 

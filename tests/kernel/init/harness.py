@@ -379,13 +379,15 @@ class Sandbox:
         finally:
             wire.close_fds(fds)
 
-    def take_root(self, *lowers: str, size_mb: int = 64, inodes: int = 20_000) -> None:
+    def take_root(
+        self, *lowers: str, size_mb: int = 64, inodes: int = 20_000, payload: bytes = b""
+    ) -> None:
         """Make a root over ``lowers``, lowest first, and hand it over."""
         _, fds = self.node.namespaces.ask(
             "root", lowers=lowers[::-1], size_bytes=size_mb << 20, inodes=inodes
         )
         self.root_fds += fds
-        self.launcher.call(MsgType.M_ROOT, fds=[fds[0]])
+        self.launcher.call(MsgType.M_ROOT, payload, [fds[0]])
 
     def attach(self) -> Client:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -479,7 +481,7 @@ class Node:
     def clone(self) -> Sandbox:
         """A PID 1 that has not been told anything yet."""
         groups = sandbox_cgroups.make(self.groups, f"s{next(self._names)}")
-        groups.limit(Limits(memory_mb=256, disk_mb=64, pids=12_000))
+        groups.limit(Limits(memory_mb=256, disk_mb=64, pids=1500))
         # The launcher makes them under the node's id and so owns them.
         for path in (groups.v2, *groups.v1.values()):
             for target in (path, path / "cgroup.procs"):

@@ -15,6 +15,7 @@ from sandboxd.init import protocol as wire
 from sandboxd.init.protocol import ExecFlag, KillScope, MsgType
 from sandboxd.launcher.__main__ import SANDBOX_CAPABILITIES
 from sandboxd.linux import capabilities
+from sandboxd.model import Limits
 from tests.kernel.init.harness import PATH, Refused, cpu_time_s, wait_until
 
 pytestmark = pytest.mark.needs("root", "namespaces", "overlay", "cgroup-kill", "busybox")
@@ -313,14 +314,14 @@ def test_large_arguments_come_in_a_memfd(client):
     ("payload", "flags", "number"),
     [
         (b"", 0, errno.EBADMSG),
-        (wire.EXEC_REQ.pack(1, 0, 64, 0), 0, errno.EBADMSG),
-        (wire.EXEC_REQ.pack(1, 0, 64, 0) + b"0\0/\0true", 0, errno.EBADMSG),
-        (wire.EXEC_REQ.pack(0, 0, 64, 0) + b"0\0/\0", 0, errno.EBADMSG),
-        (wire.EXEC_REQ.pack(1, 0, 64, 0) + b"0\0/\0true\0more\0", 0, errno.EBADMSG),
-        (wire.EXEC_REQ.pack(65537, 0, 64, 0) + b"0\0/\0true\0", 0, errno.E2BIG),
-        (wire.EXEC_REQ.pack(2**32 - 1, 2**32 - 1, 64, 0) + b"0\0/\0true\0", 0, errno.E2BIG),
-        (wire.EXEC_REQ.pack(1, 0, 64, 0) + b"0\0/\0true\0", ExecFlag.EXEC_TTY, errno.EINVAL),
-        (wire.EXEC_REQ.pack(1, 0, 64, 0) + b"0\0/\0true\0", 1 << 31, errno.EINVAL),
+        (wire.EXEC_REQ.pack(1, 0, 64, 0, 0), 0, errno.EBADMSG),
+        (wire.EXEC_REQ.pack(1, 0, 64, 0, 0) + b"0\0/\0true", 0, errno.EBADMSG),
+        (wire.EXEC_REQ.pack(0, 0, 64, 0, 0) + b"0\0/\0", 0, errno.EBADMSG),
+        (wire.EXEC_REQ.pack(1, 0, 64, 0, 0) + b"0\0/\0true\0more\0", 0, errno.EBADMSG),
+        (wire.EXEC_REQ.pack(65537, 0, 64, 0, 0) + b"0\0/\0true\0", 0, errno.E2BIG),
+        (wire.EXEC_REQ.pack(2**32 - 1, 2**32 - 1, 64, 0, 0) + b"0\0/\0true\0", 0, errno.E2BIG),
+        (wire.EXEC_REQ.pack(1, 0, 64, 0, 0) + b"0\0/\0true\0", 1 << 9, errno.EINVAL),
+        (wire.EXEC_REQ.pack(1, 0, 64, 0, 0) + b"0\0/\0true\0", 1 << 31, errno.EINVAL),
         (b"", ExecFlag.EXEC_PAYLOAD_FD, errno.EBADMSG),
     ],
 )
@@ -392,6 +393,7 @@ def test_what_escaped_dies_with_its_exec_and_only_it(sandbox, client):
 
 
 def test_a_fork_storm_ends_at_the_kill(sandbox, client):
+    sandbox.cgroups.limit(Limits(memory_mb=256, disk_mb=64, pids=400))
     number = client.exec(["/bin/probe", "storm"])
     _, fds = client.started(number)
     wait_until(lambda: len((sandbox.cgroups.v2 / "e1/cgroup.procs").read_text().split()) > 200)

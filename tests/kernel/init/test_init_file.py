@@ -223,6 +223,9 @@ def test_a_reader_that_goes_ends_the_read(client):
     assert outcome(client.exited(number)) == ("data-pipe", errno.EPIPE)
 
 
+NO_OPERATION = wire.file_payload(99, user="0", path="/f")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("payload", "fds", "expected"),
     [
@@ -230,7 +233,8 @@ def test_a_reader_that_goes_ends_the_read(client):
         (wire.file_payload(FileOp.FILE_READ, user="0", path="/f")[:-1], 1, errno.EBADMSG),
         (wire.file_payload(FileOp.FILE_READ, user="0", path="/f"), 0, errno.EBADMSG),
         (wire.file_payload(FileOp.FILE_READ, user="0", path="/f"), 2, errno.EBADMSG),
-        (wire.FILE_REQ.pack(9, 0, 0, 0, 0, 0) + b"0\0/f\0", 1, errno.EBADMSG),
+        (wire.file_payload(FileOp.FILE_READ, user="0", path="/f") + b"\0", 1, errno.EBADMSG),
+        (NO_OPERATION, 1, errno.EBADMSG),
     ],
 )
 def test_an_operation_that_is_no_message(client, payload, fds, expected):

@@ -171,6 +171,14 @@ def test_a_root_is_swapped_for_another(sandbox):
     assert fds_of(sandbox) == before
 
 
+def test_a_host_name_may_come_with_the_root(sandbox):
+    sandbox.take_root("base", payload=b"other\0")
+    assert sandbox.launcher.sh("hostname") == "other\n"
+    with pytest.raises(Refused, match=r"hostname\[1\]"):
+        sandbox.take_root("base", payload=b"h" * 65 + b"\0")
+    assert sandbox.launcher.sh("hostname") == "other\n"
+
+
 def test_only_the_launcher_sets_up_swaps_and_attaches(sandbox):
     client = sandbox.attach()
     fd = os.open("/", os.O_PATH)

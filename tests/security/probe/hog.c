@@ -21,6 +21,7 @@
 #include <unistd.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -253,7 +254,13 @@ static long write_into(const char *path) {
     static char block[1 << 20];
     if (fd < 0 && (fd = open(path, O_CREAT | O_WRONLY, 0600)) < 0)
         return -1;
-    return write(fd, block, sizeof block) == (ssize_t)sizeof block ? 1 : -1;
+    for (size_t done = 0; done < sizeof block;) {
+        ssize_t put = write(fd, block + done, sizeof block - done);
+        if (put < 0)
+            return -1;
+        done += (size_t)put;
+    }
+    return 1;
 }
 
 static long take_disk(void) {
@@ -262,6 +269,28 @@ static long take_disk(void) {
 
 static long take_dev_shm(void) {
     return write_into("/dev/shm/full");
+}
+
+static long take_lock(void) {
+    static int fd = -1;
+    if (fd >= 0) {
+        errno = EALREADY;
+        return -1;
+    }
+    fd = open("/etc/passwd", O_RDONLY);
+    return fd < 0 || flock(fd, LOCK_EX | LOCK_NB) ? -1 : 1;
+}
+
+/* Whoever opens the file next waits for the holder (fcntl(2), F_SETLEASE). */
+static long take_lease(void) {
+    static int fd = -1;
+    if (fd >= 0) {
+        errno = EALREADY;
+        return -1;
+    }
+    fd = open("/etc/passwd", O_RDONLY);
+    signal(SIGIO, SIG_IGN);
+    return fd < 0 || fcntl(fd, F_SETLEASE, F_WRLCK) ? -1 : 1;
 }
 
 static long take_dev(void) {
@@ -288,6 +317,7 @@ static const struct {
     MODE(epoll),    MODE(files),   MODE(shm),         MODE(semaphores), MODE(messages),
     MODE(udp),      MODE(memory),  MODE(processes),   MODE(threads),    MODE(orphans),
     MODE(inodes),   MODE(disk),    MODE(dev_shm),     MODE(dev),        MODE(depth),
+    MODE(lock),     MODE(lease),
 };
 
 int main(int argc, char **argv) {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sif_tools import errors
-from sif_tools.sources.open import open_source
 from sif_tools.merge.merger import Merger
 from sif_tools.oci.descriptor import parse_descriptor
+from sif_tools.sources.open import open_source
 from tests.unit.sif_tools.image_factories import LayoutMaker, member, sha256, tar_bytes
 
 TAR = tar_bytes([member("a", b"1")])

@@ -1,0 +1,144 @@
+"""What the kernel counts per user and up through every parent namespace: one sandbox takes all it
+can get, and the node, the host's root and the running of commands in other sandboxes go on.
+
+What the sandboxes of a node do share with each other, so that one can leave another without:
+
+- inotify instances: fs.inotify.max_user_instances of the host, for the node as a whole;
+- descriptors in flight, pipe pages and epoll watches: one count for each id of the shared range;
+- POSIX message queues, pending signals and processes: the node's own RLIMIT_MSGQUEUE,
+  RLIMIT_SIGPENDING and RLIMIT_NPROC where the host does not let it raise them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.framework.daemon import Daemon
+from tests.security.probing import Inside, alive, get, put
+
+# mode: (limit of the try, least that must have been taken, why there was no more)
+TAKEN = {
+    "inflight": (200_000, 1000, {"ETOOMANYREFS", "EMFILE", "EAGAIN"}),
+    "pipes": (200_000, 256, {"EPERM", "EMFILE", "ENFILE"}),
+    "inotify": (4096, 32, {"EMFILE"}),
+    "watches": (100_000, 1000, {"ENOSPC"}),
+    "queues": (4096, 1, {"ENOSPC", "EMFILE"}),
+    "signals": (200_000, 1000, {"EAGAIN", "enough"}),
+    "timers": (200_000, 1000, {"EAGAIN", "enough"}),
+    "locked": (1_000_000, 16, {"ENOMEM", "EAGAIN", "enough"}),
+    "ptys": (4096, 32, {"ENOSPC"}),
+    "epoll": (100_000, 1000, {"EMFILE", "ENOSPC"}),
+    "files": (1_000_000, 1000, {"EMFILE"}),
+    "shm": (4096, 16, {"ENOSPC"}),
+    "semaphores": (1_000_000, 1000, {"ENOSPC"}),
+    "messages": (100_000, 64, {"ENOSPC"}),
+    "udp": (20_000, 16, {"ENOBUFS", "EMFILE"}),
+    "threads": (100_000, 100, {"EAGAIN"}),
+    "dev_shm": (4096, 16, {"ENOSPC"}),
+    "dev": (4096, 64, {"ENOSPC"}),
+}
+
+
+def host_root_can_go_on() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.inotify_init1(os.O_CLOEXEC)
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    os.close(fd)
+    read_end, write_end = os.pipe()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(ours, [b"x"], [read_end, write_end])
+        _, fds, _, _ = socket.recv_fds(theirs, 1, 4)
+    for fd in (read_end, write_end, *fds):
+        os.close(fd)
+    master, slave = os.openpty()
+    os.close(master)
+    os.close(slave)
+
+
+@pytest.mark.parametrize("mode", TAKEN)
+def test_node_goes_on_when_a_sandbox_has_taken_all(
+    mode: str, identity: str, daemon: Daemon, hostile: str
+) -> None:
+    limit, least, reasons = TAKEN[mode]
+    attacker = Inside(daemon, hostile, identity)
+    if mode == "dev" and identity != "root":
+        assert attacker.hold(mode, limit) == (0, "EACCES")
+        return
+    taken, why = attacker.hold(mode, limit)
+    assert taken >= least
+    assert why in reasons, (taken, why)
+    host_root_can_go_on()
+    if mode != "threads":
+        alive(daemon, hostile)
+        assert put(daemon, hostile, "/work/file", b"x").is_success
+        assert get(daemon, hostile, "/work/file").content == b"x"
+    with daemon.sandbox("busybox") as other:
+        alive(daemon, other)
+        assert put(daemon, other, "/tmp/file", b"x").is_success
+        answer = daemon.exec(other, "yes | head -c 3000000", max_output_bytes=10)
+        assert answer["stdout_total_bytes"] == 3_000_000
+
+
+@pytest.mark.parametrize("mode", ["inflight", "pipes", "inotify", "queues", "ptys", "signals"])
+def test_control_own_limit_is_really_used_up(mode: str, daemon: Daemon, hostile: str) -> None:
+    """The same user in the same sandbox gets next to nothing more."""
+    attacker = Inside(daemon, hostile, "agent")
+    limit, least, _ = TAKEN[mode]
+    first, why = attacker.hold(mode, limit)
+    if why in ("EMFILE", "enough") and mode != "inotify":
+        return  # the process's own limit came first
+    again, _ = attacker.hog(mode, limit)
+    assert again < max(first // 2, least), (first, again)
+
+
+def test_output_pipes_can_be_grown_by_one_sandbox_at_nobodys_cost(
+    daemon: Daemon, hostile: str
+) -> None:
+    """They are made by PID 1's id, whose pipe pages are one count for the node: a sandbox that
+    grows its own, and keeps them, makes those of others smaller, never wrong."""
+    attacker = Inside(daemon, hostile, "root")
+    for number in range(40):
+        attacker.run(f"(/probes/hog hold stdout_pipe &); : {number}")
+    with daemon.sandbox("busybox") as other:
+        alive(daemon, other)
+        answer = daemon.exec(other, "yes | head -c 5000000", max_output_bytes=10)
+        assert answer["stdout_total_bytes"] == 5_000_000
+
+
+def test_keys_are_refused_altogether(inside: Inside) -> None:
+    """Keyrings are counted per kernel user, and shared by all of one."""
+    for call in ("add_key", "request_key", "keyctl"):
+        assert inside.ask(call) == "EPERM"
+    assert inside.ask("read:/proc/keys") in ("EACCES", "EPERM")
+
+
+def node_has_raised(daemon: Daemon, name: str) -> bool:
+    """Whether the node could lift its own hard limit, which caps the sum over its sandboxes."""
+    lines = Path(f"/proc/{daemon.api_pid}/limits").read_text().splitlines()
+    for pid in daemon.refresh_family():
+        with contextlib.suppress(OSError):
+            if "init\0zygote" in Path(f"/proc/{pid}/cmdline").read_text():
+                lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return "unlimited" in next(line for line in lines if name in line)
+
+
+@pytest.mark.parametrize("mode", ["queues", "ptys", "shm", "semaphores", "messages", "dev_shm"])
+def test_limit_is_the_sandboxs_own(mode: str, daemon: Daemon, hostile: str) -> None:
+    """Another sandbox gets as much as the first one did, while that holds on to it."""
+    if mode == "queues" and not node_has_raised(daemon, "msgqueue"):
+        pytest.xfail(
+            "this host does not let the node raise RLIMIT_MSGQUEUE: its sandboxes share it"
+        )
+    limit, _, _ = TAKEN[mode]
+    first, _ = Inside(daemon, hostile, "root").hold(mode, limit)
+    with daemon.sandbox("busybox") as other:
+        program = get(daemon, hostile, "/probes/hog").content
+        put(daemon, other, "/probes/hog", program, mode="0755")
+        assert Inside(daemon, other, "root").hog(mode, limit)[0] == first
