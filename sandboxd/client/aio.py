@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -12,17 +13,19 @@ from collections.abc import (
     Coroutine,
     Generator,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
 from types import TracebackType
 from typing import Any, BinaryIO, Self, Unpack
 
-from sandboxd.client import calls, process_calls
+from sandboxd.client import calls, file_calls, local_tree, process_calls
 from sandboxd.client.aio_driver import AsyncDriver
 from sandboxd.client.aio_process import AsyncProcess
 from sandboxd.client.aio_stream import AsyncExecStream
 from sandboxd.client.calls import CreateOptions, ExecOptions
+from sandboxd.client.file_calls import FileEntry, Listing
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.local_files import CHUNK_BYTES, replacing
 from sandboxd.client.process_calls import Processes, ProcessOptions
@@ -299,7 +302,7 @@ class AsyncSandbox:
     # --- files -------------------------------------------------------------------------------
 
     async def read_file(self, path: str, *, user: str | None = None) -> bytes:
-        return await self._client.do(calls.read_file(self.id, path, user))
+        return await self._client.do(file_calls.read(self.id, path, user))
 
     async def read_text(self, path: str, *, user: str | None = None) -> str:
         """Raises UnicodeDecodeError for what is no UTF-8."""
@@ -317,7 +320,7 @@ class AsyncSandbox:
         """Replace a file in one step: readers see the old or the new one."""
         raw = data.encode() if isinstance(data, str) else data
         return await self._client.do(
-            calls.write_file(self.id, path, raw, len(raw), user=user, mode=mode, parents=parents)
+            file_calls.write(self.id, path, raw, len(raw), user=user, mode=mode, parents=parents)
         )
 
     async def upload_file(
@@ -333,7 +336,7 @@ class AsyncSandbox:
         given. Raises OSError for what concerns ours."""
         with open(source, "rb") as file:
             status = os.fstat(file.fileno())
-            call = calls.write_file(
+            call = file_calls.write(
                 self.id,
                 path,
                 None,
@@ -351,13 +354,106 @@ class AsyncSandbox:
         nothing at ``target``."""
         written = 0
         with replacing(target) as file:
-            async with self._client.stream(calls.read_file(self.id, path, user)) as pieces:
+            async with self._client.stream(file_calls.read(self.id, path, user)) as pieces:
                 async for piece in pieces:
                     written += await asyncio.to_thread(file.write, piece)
         return written
+
+    async def upload_dir(
+        self,
+        source: str | os.PathLike[str],
+        path: str,
+        *,
+        owner: str | None = None,
+        user: str | None = None,
+    ) -> int:
+        """Put the content of a directory of ours into one of the sandbox, which is made if it is
+        missing; how many names that were. Raises OSError for what concerns ours."""
+        call = file_calls.unpack(self.id, path, owner, user)
+        return await self._client.upload(call, _in_thread(local_tree.pack(source)))
+
+    async def download_dir(
+        self,
+        path: str,
+        target: str | os.PathLike[str],
+        *,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        user: str | None = None,
+    ) -> local_tree.Unpacked:
+        """Put the content of a directory of the sandbox into one of ours. What leads out of it is
+        left out (``local_tree``)."""
+        call = file_calls.pack(self.id, path, include, exclude, user)
+        # By way of a file: tarfile wants to read, and must not make the event loop wait.
+        with tempfile.TemporaryFile() as spool:
+            async with self._client.stream(call) as pieces:
+                async for piece in pieces:
+                    await asyncio.to_thread(spool.write, piece)
+            spool.seek(0)
+            return await asyncio.to_thread(local_tree.unpack, spool, target)
+
+    async def stat(self, path: str, *, follow: bool = False, user: str | None = None) -> FileEntry:
+        """Raises FileNotFound. A symlink itself, unless ``follow``."""
+        return await self._client.do(file_calls.stat(self.id, path, follow, user))
+
+    async def list_dir(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        limit: int = file_calls.LIST_MAX,
+        user: str | None = None,
+    ) -> Listing:
+        return await self._client.do(file_calls.list_dir(self.id, path, recursive, limit, user))
+
+    async def mkdir(
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        parents: bool = True,
+        user: str | None = None,
+    ) -> FileEntry:
+        """Make a directory; with ``parents`` one that is there is done."""
+        return await self._client.do(file_calls.mkdir(self.id, path, mode, parents, user))
+
+    async def move(
+        self, source: str, destination: str, *, overwrite: bool = False, user: str | None = None
+    ) -> FileEntry:
+        """Rename; ``destination`` is the new name, never a directory to put it in."""
+        return await self._client.do(file_calls.move(self.id, source, destination, overwrite, user))
+
+    async def chmod(
+        self, path: str, mode: int, *, recursive: bool = False, user: str | None = None
+    ) -> int:
+        """How many names were changed."""
+        return await self._client.do(file_calls.chmod(self.id, path, mode, recursive, user))
+
+    async def chown(
+        self, path: str, owner: str, *, recursive: bool = False, user: str | None = None
+    ) -> int:
+        """``name`` or ``uid``, with ``:group``. How many names were changed."""
+        return await self._client.do(file_calls.chown(self.id, path, owner, recursive, user))
+
+    async def remove(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        missing_ok: bool = False,
+        user: str | None = None,
+    ) -> int:
+        """How many names are gone."""
+        call = file_calls.remove(self.id, path, recursive, missing_ok, user)
+        return await self._client.do(call)
 
 
 async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
     # In a thread: the file may lie on shared storage that takes its time.
     while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+        yield piece
+
+
+async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         yield piece

@@ -20,7 +20,6 @@ from sandboxd.client.results import (
     Deleted,
     Event,
     ExecResult,
-    FileInfo,
     Image,
     Node,
     Prefetched,
@@ -233,41 +232,6 @@ def exec_read_s(options: ExecOptions) -> float | None:
     return None if timeout_s is None else timeout_s + options.get("grace_s", 2.0) + EXEC_MARGIN_S
 
 
-# --- files -----------------------------------------------------------------------------------
-
-
-def read_file(sandbox: str, path: str, user: str | None) -> Call[bytes]:
-    query = {"path": path, "user": user}
-    return Call("GET", f"{_path(sandbox)}/files?{_query(query)}", bytes, repeatable=True)
-
-
-def write_file(
-    sandbox: str,
-    path: str,
-    data: bytes | None,
-    size_bytes: int,
-    *,
-    user: str | None,
-    mode: int | None,
-    parents: bool,
-) -> Call[FileInfo]:
-    """``data`` None: the driver streams ``size_bytes``. Replaces the file in one step."""
-    query = {
-        "path": path,
-        "user": user,
-        "mode": None if mode is None else f"{mode:04o}",
-        "parents": None if parents else "false",
-    }
-    return Call(
-        "PUT",
-        f"{_path(sandbox)}/files?{_query(query)}",
-        _parser(FileInfo.from_json),
-        data,
-        (*BYTES, ("Content-Length", str(size_bytes))),
-        repeatable=data is not None,
-    )
-
-
 # --- images, the node ------------------------------------------------------------------------
 
 
@@ -323,10 +287,6 @@ def _nothing(body: bytes) -> None:
 def _path(sandbox: str) -> str:
     # Quoted whole: an id that is none must not reach another route.
     return f"{ROOT}/{quote(sandbox, safe='')}"
-
-
-def _query(values: Mapping[str, str | None]) -> str:
-    return urlencode({name: value for name, value in values.items() if value is not None})
 
 
 def _selection(run: str | None, labels: Mapping[str, str | None] | None) -> list[tuple[str, str]]:

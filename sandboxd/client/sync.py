@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from sandboxd.client import calls, process_calls
+from sandboxd.client import calls, file_calls, local_tree, process_calls
 from sandboxd.client.calls import CreateOptions, ExecOptions
+from sandboxd.client.file_calls import FileEntry, Listing
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.local_files import CHUNK_BYTES, replacing
 from sandboxd.client.process_calls import Processes, ProcessOptions
@@ -243,7 +244,7 @@ class Sandbox:
     # --- files -------------------------------------------------------------------------------
 
     def read_file(self, path: str, *, user: str | None = None) -> bytes:
-        return self._client.do(calls.read_file(self.id, path, user))
+        return self._client.do(file_calls.read(self.id, path, user))
 
     def read_text(self, path: str, *, user: str | None = None) -> str:
         """Raises UnicodeDecodeError for what is no UTF-8."""
@@ -261,7 +262,7 @@ class Sandbox:
         """Replace a file in one step: readers see the old or the new one."""
         raw = data.encode() if isinstance(data, str) else data
         return self._client.do(
-            calls.write_file(self.id, path, raw, len(raw), user=user, mode=mode, parents=parents)
+            file_calls.write(self.id, path, raw, len(raw), user=user, mode=mode, parents=parents)
         )
 
     def upload_file(
@@ -277,7 +278,7 @@ class Sandbox:
         given. Raises OSError for what concerns ours."""
         with open(source, "rb") as file:
             status = os.fstat(file.fileno())
-            call = calls.write_file(
+            call = file_calls.write(
                 self.id,
                 path,
                 None,
@@ -294,7 +295,90 @@ class Sandbox:
         """Copy a file of the sandbox to ours, at constant memory; its size. What breaks off leaves
         nothing at ``target``."""
         with (
-            self._client.stream(calls.read_file(self.id, path, user)) as pieces,
+            self._client.stream(file_calls.read(self.id, path, user)) as pieces,
             replacing(target) as file,
         ):
             return sum(file.write(piece) for piece in pieces)
+
+    def upload_dir(
+        self,
+        source: str | os.PathLike[str],
+        path: str,
+        *,
+        owner: str | None = None,
+        user: str | None = None,
+    ) -> int:
+        """Put the content of a directory of ours into one of the sandbox, which is made if it is
+        missing; how many names that were. Raises OSError for what concerns ours."""
+        call = file_calls.unpack(self.id, path, owner, user)
+        return self._client.upload(call, local_tree.pack(source))
+
+    def download_dir(
+        self,
+        path: str,
+        target: str | os.PathLike[str],
+        *,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        user: str | None = None,
+    ) -> local_tree.Unpacked:
+        """Put the content of a directory of the sandbox into one of ours. What leads out of it is
+        left out (``local_tree``)."""
+        call = file_calls.pack(self.id, path, include, exclude, user)
+        with self._client.stream(call) as pieces:
+            return local_tree.unpack(local_tree.PieceFile(pieces), target)
+
+    def stat(self, path: str, *, follow: bool = False, user: str | None = None) -> FileEntry:
+        """Raises FileNotFound. A symlink itself, unless ``follow``."""
+        return self._client.do(file_calls.stat(self.id, path, follow, user))
+
+    def list_dir(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        limit: int = file_calls.LIST_MAX,
+        user: str | None = None,
+    ) -> Listing:
+        return self._client.do(file_calls.list_dir(self.id, path, recursive, limit, user))
+
+    def mkdir(
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        parents: bool = True,
+        user: str | None = None,
+    ) -> FileEntry:
+        """Make a directory; with ``parents`` one that is there is done."""
+        return self._client.do(file_calls.mkdir(self.id, path, mode, parents, user))
+
+    def move(
+        self, source: str, destination: str, *, overwrite: bool = False, user: str | None = None
+    ) -> FileEntry:
+        """Rename; ``destination`` is the new name, never a directory to put it in."""
+        return self._client.do(file_calls.move(self.id, source, destination, overwrite, user))
+
+    def chmod(
+        self, path: str, mode: int, *, recursive: bool = False, user: str | None = None
+    ) -> int:
+        """How many names were changed."""
+        return self._client.do(file_calls.chmod(self.id, path, mode, recursive, user))
+
+    def chown(
+        self, path: str, owner: str, *, recursive: bool = False, user: str | None = None
+    ) -> int:
+        """``name`` or ``uid``, with ``:group``. How many names were changed."""
+        return self._client.do(file_calls.chown(self.id, path, owner, recursive, user))
+
+    def remove(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        missing_ok: bool = False,
+        user: str | None = None,
+    ) -> int:
+        """How many names are gone."""
+        call = file_calls.remove(self.id, path, recursive, missing_ok, user)
+        return self._client.do(call)

@@ -24,14 +24,15 @@ WORK: Final = "w"
 def make_writable_layer(size_bytes: int, inodes: int) -> int:
     """A tmpfs with the empty directories ``UPPER`` and ``WORK``; returns its mount's descriptor.
 
-    Its root, the two directories and what overlay makes in them take an inode each, so four more
-    than asked for are allowed.
+    Its root, the two directories and the one that overlay makes in ``WORK`` take an inode each. A
+    fifth more than asked for is allowed for the attribute that overlay sets on ``UPPER``: tmpfs
+    takes attributes out of the same account, in bytes, 1,024 to an inode.
     """
     tmpfs_fd = mount.fs_context(
         "tmpfs",
         {
             "size": str(size_bytes),
-            "nr_inodes": str(inodes + 4),
+            "nr_inodes": str(inodes + 5),
             "mode": "0755",
             "uid": "0",
             "gid": "0",

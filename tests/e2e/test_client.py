@@ -90,6 +90,69 @@ def test_the_whole_of_it_in_asyncio(daemon: Daemon, tmp_path: Path):
     asyncio.run(main())
 
 
+def make_tree(root: Path) -> None:
+    (root / "sub/empty").mkdir(parents=True)
+    (root / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (root / "run.sh").chmod(0o755)
+    (root / ("n" * 200)).write_bytes(os.urandom(2 * MEBIBYTE))
+    (root / os.fsdecode(b"no-\xff-utf8")).write_text("bytes")
+    (root / "link").symlink_to("run.sh")
+
+
+def same(one: Path, other: Path) -> bool:
+    command = ["diff", "-r", "--no-dereference", one, other]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def test_directories_go_in_and_out(client: Client, daemon: Daemon, tmp_path: Path):
+    make_tree(tmp_path / "in")
+    with client.create("busybox") as box:
+        members = box.upload_dir(tmp_path / "in", "/work/tree", owner="agent")
+        assert members == sum(1 for _ in (tmp_path / "in").rglob("*"))
+        assert box.exec(["/work/tree/run.sh"]).stdout == "ran\n"
+        back = box.download_dir("/work/tree", tmp_path / "out")
+        assert (back.members, back.skipped) == (members, [])
+        assert same(tmp_path / "in", tmp_path / "out")
+
+        async def again() -> None:
+            async with async_client(daemon) as other:
+                same_box = await other.connect(box.id)
+                await same_box.upload_dir(tmp_path / "out", "/work/again")
+                await same_box.download_dir("/work/again", tmp_path / "out2", exclude=["n*"])
+
+        asyncio.run(again())
+        assert sorted(os.listdir(tmp_path / "out2")) == ["link", "run.sh", "sub"]
+
+
+def test_what_would_lead_out_of_the_target_does_not(client: Client, tmp_path: Path):
+    with client.create("busybox") as box:
+        box.exec("mkdir /work/t; cd /work/t; ln -s /etc/shadow a; ln -s ../../x b; echo c > c")
+        back = box.download_dir("/work/t", tmp_path / "out")
+        assert sorted(back.skipped) == ["a", "b"]
+        assert os.listdir(tmp_path / "out") == ["c"]
+
+
+def test_names_in_a_sandbox(client: Client):
+    with client.create("busybox") as box:
+        made = box.mkdir("/work/a/b", mode=0o750)
+        assert (made.is_dir, made.mode, made.name) == (True, 0o750, "b")
+        odd = os.fsdecode(b"/work/a/\xff")
+        box.write_file(odd, "x")
+        assert box.read_file(odd) == b"x"
+        listing = box.list_dir("/work/a")
+        assert [entry.path for entry in listing.entries] == ["/work/a/b", odd]
+        assert not listing.truncated
+        box.move(odd, "/work/a/plain")
+        assert box.chmod("/work/a", 0o700, recursive=True) == 3
+        assert box.chown("/work/a/plain", "agent:agent") == 1
+        entry = box.stat("/work/a/plain")
+        assert (entry.uid, entry.gid, entry.mode, entry.size_bytes) == (1000, 1000, 0o700, 1)
+        assert box.remove("/work/a", recursive=True) == 3
+        assert box.remove("/work/a", missing_ok=True) == 0
+        with pytest.raises(errors.FileNotFound):
+            box.stat("/work/a")
+
+
 def test_many_at_once_are_not_mixed_up(daemon: Daemon):
     async def main() -> None:
         async with async_client(daemon) as client:

@@ -88,6 +88,11 @@ def test_copying(sandboxd: Sandboxd, sandbox: str, tmp_path: Path):
     assert (tmp_path / "out").read_bytes() == data
     good(sandboxd("cp", "-", f"{sandbox}:/work/text", stdin=b"streamed"))
     assert sandboxd("cp", f"{sandbox}:/work/text", "-").stdout == b"streamed"
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    (tmp_path / "tree/sub/file").write_text("deep")
+    good(sandboxd("cp", f"{tmp_path}/tree", f"{sandbox}:/work/tree"))
+    good(sandboxd("cp", f"{sandbox}:/work/tree", f"{tmp_path}/back"))
+    assert (tmp_path / "back/sub/file").read_text() == "deep"
     missing = sandboxd("cp", f"{sandbox}:/nowhere", f"{tmp_path}/never")
     assert (missing.returncode, b"file-not-found" in missing.stderr) == (1, True)
     assert not (tmp_path / "never").exists()
