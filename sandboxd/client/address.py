@@ -20,7 +20,7 @@ from sandboxd.client.failures import ClientMisused
 DEFAULT_URL: Final = "http://127.0.0.1:8642"
 DEFAULT_TOKEN_FILE: Final = "/var/lib/sandboxd/token"
 PARSED_MAX: Final = 2048
-HEADERS_MAX: Final = 64
+HEADERS_MAX: Final = 1024
 CONNECT_S: Final = 5.0
 WRITE_S: Final = 120.0
 RETRY_S: Final = 30.0
@@ -72,13 +72,27 @@ class Address:
         content: bytes | Iterable[bytes] | AsyncIterable[bytes] | None,
     ) -> httpx.Request:
         timeout = {"connect": CONNECT_S, "read": read_s, "write": WRITE_S, "pool": None}
-        return httpx.Request(
+        extensions = {"timeout": timeout}
+        url = self._parsed(self.url + path)
+        if content is not None and not isinstance(content, bytes):
+            headers_now = self._headers(headers)
+            return httpx.Request(
+                method, url, headers=headers_now, content=content, extensions=extensions
+            )
+        # As a stream that is read at once: what httpx does with ``content`` is to build all headers
+        # anew to add this one.
+        body = content or b""
+        if body or method in ("POST", "PUT"):
+            headers = (*headers, ("Content-Length", str(len(body))))
+        request = httpx.Request(
             method,
-            self._parsed(self.url + path),
+            url,
             headers=self._headers(headers),
-            content=content,
-            extensions={"timeout": timeout},
+            stream=httpx.ByteStream(body),
+            extensions=extensions,
         )
+        request.read()
+        return request
 
 
 def find(url: str | None, token: str | None) -> Address:

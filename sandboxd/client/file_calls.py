@@ -94,7 +94,7 @@ def write(
         _url(sandbox, "files", _at(path), user=user, mode=octal, parents=None if parents else "0"),
         _parser(FileInfo.from_json),
         data,
-        (*BYTES, ("Content-Length", str(size_bytes))),
+        BYTES if data is not None else (*BYTES, ("Content-Length", str(size_bytes))),
         repeatable=data is not None,
     )
 

@@ -145,7 +145,7 @@ def write(sandbox: str, process: str, data: bytes, eof: bool, timeout_s: float) 
         f"{_path(sandbox, process)}/stdin?{query}",
         lambda body: int(json.loads(body)["written_bytes"]),
         data,
-        (*BYTES, ("Content-Length", str(len(data)))),
+        BYTES,
         ANSWER_S + timeout_s,
     )
 

@@ -109,10 +109,11 @@ class ExecResult(ExecExit):
 
     @classmethod
     def from_json(cls, row: Json) -> Self:
-        streams = {
-            f"{name}_bytes": decoded(row[name], row["encoding"]) for name in ("stdout", "stderr")
-        }
-        return cls(**known(cls, row) | streams)
+        # ``row`` is the parser's own: nobody else looks at it.
+        encoding = row["encoding"]
+        row["stdout_bytes"] = decoded(row["stdout"], encoding)
+        row["stderr_bytes"] = decoded(row["stderr"], encoding)
+        return cls(**known(cls, row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +267,7 @@ def decoded(text: str, encoding: str) -> bytes:
 
 def known(kind: Any, row: Json) -> Json:
     """The fields that ``kind`` has."""
-    names = _names(kind)
-    return {name: value for name, value in row.items() if name in names}
+    return {name: row[name] for name in _names(kind) & row.keys()}
 
 
 @functools.cache
