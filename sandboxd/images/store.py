@@ -24,6 +24,7 @@ from typing import Final
 from sandboxd.errors import ImageInvalid, ImageNotFound, ImageUnavailable
 from sandboxd.images import stacks
 from sandboxd.images.checked import CheckedImage, KnownImage, file_key, inspect
+from sif_tools.store.files import open_published
 
 __all__ = ["CheckedImage", "ImageStore", "KnownImage"]
 
@@ -119,14 +120,14 @@ class ImageStore:
                 f"{name!r} is not an image name", hint=f"a name looks like {NAME_PATTERN}"
             )
         try:
-            # Non-blocking: a FIFO of that name must not hold the thread.
-            fd = os.open(self._dir / (name + SUFFIX), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise ImageNotFound(
-                f"no image {name!r} on this node",
-                hint="GET /v1/images lists what is there; a name has no .sif at its end",
-            ) from error
+            fd = open_published(self._dir / (name + SUFFIX))
         except OSError as error:
+            # A name that no file can have is the name of none.
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+                raise ImageNotFound(
+                    f"no image {name!r} on this node",
+                    hint="GET /v1/images lists what is there; a name has no .sif at its end",
+                ) from error
             raise ImageUnavailable(
                 f"image {name!r} cannot be opened: {os.strerror(error.errno or errno.EIO).lower()}"
             ) from error
