@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from typing import Any
 
 from sif_tools.batch.jobs import Job, Journal
 from sif_tools.batch.workers import Outcome, Task, Workers, WorkOptions
+from sif_tools.format import machine_arch
 from sif_tools.store import lookup
+from sif_tools.store.keeper import Keeper
 from sif_tools.store.layout import open_store
 from sif_tools.store.plan import Chain, Cuts, Planner
 
@@ -81,7 +84,12 @@ def run_batch(
     batch.skip_done(options)
     with Workers(options, workers) as pool:
         chains = batch.look(pool)
-        planner = Planner([chain for chain in chains.values() if chain.layers])
+        keeper = Keeper(open_store(options.store), options.keep)
+        architecture = options.architecture or machine_arch(platform.machine())
+        planner = Planner(
+            [chain for chain in chains.values() if chain.layers],
+            keeper.is_stored(architecture.partition("/")[0]),
+        )
         cuts = {
             number: planner.cuts(chain) if chain.layers else () for number, chain in chains.items()
         }

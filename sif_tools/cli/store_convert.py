@@ -45,7 +45,11 @@ def convert_to_store(
     started_at = time.monotonic()
     with open_source(reference, options.architecture, options.source) as source:
         chain = Chain(tuple(diff_ids(source)), tuple(one.size_bytes for one in source.layers))
-        cuts = Planner([chain], keeper.is_stored(source)).cuts(chain) if chain.layers else ()
+        cuts = (
+            Planner([chain], keeper.is_stored(source.architecture)).cuts(chain)
+            if chain.layers
+            else ()
+        )
         kept = keeper.keep(source, cuts, name)
     seconds = time.monotonic() - started_at
     if as_json:

@@ -29,7 +29,7 @@ from sif_tools.store.build import (
 from sif_tools.store.claims import Claims
 from sif_tools.store.files import open_published, publish_file, publish_json
 from sif_tools.store.layout import FORMAT, MARK, Layout, Suffix, key_of, open_store
-from sif_tools.store.plan import Cuts
+from sif_tools.store.plan import Cuts, IsStored
 from sif_tools.store.records import (
     BuildRecord,
     ImageRecord,
@@ -122,7 +122,11 @@ class Keeper:
             return None
         layers = self._options.layers if diff_ids(source) else Layers.FLAT
         return self._key(
-            "image", source, image=source.manifest_digest, kind=source.kind, how=str(layers)
+            "image",
+            source.architecture,
+            image=source.manifest_digest,
+            kind=source.kind,
+            how=str(layers),
         )
 
     def find(self, source: Source) -> Kept | None:
@@ -133,16 +137,16 @@ class Keeper:
             return None
         return Kept(key, record, 0)
 
-    def is_stored(self, source: Source) -> Callable[[Sequence[str], int], bool]:
-        """For a `Planner`: whether a run of layers is there, for images like this one."""
-        known: dict[tuple[int, int], bool] = {}
+    def is_stored(self, architecture: str) -> IsStored:
+        """For a `Planner`: whether a run of layers is there, for images of that architecture."""
+        known: dict[tuple[tuple[str, ...], int], bool] = {}
 
         def ask(layers: Sequence[str], below: int) -> bool:
-            place = (below, len(layers))
-            if place not in known:
-                key = self._run_key(source, layers, below)
-                known[place] = self._found_build(key) is not None
-            return known[place]
+            run = (tuple(layers), below)
+            if run not in known:
+                key = self._run_key(architecture, layers, below)
+                known[run] = self._found_build(key) is not None
+            return known[run]
 
         return ask
 
@@ -199,7 +203,7 @@ class Keeper:
         for number, above in enumerate(cuts):
             below = cuts[number - 1] if number else 0
             lower = found[-1] if found else None
-            key = self._run_key(source, layers[:above], below)
+            key = self._run_key(source.architecture, layers[:above], below)
             found.append(self._run(key, source, lower, (below, above)))
         return found
 
@@ -225,8 +229,7 @@ class Keeper:
             sif = self._publish(shared_sif(lower_tree, tree, source, cuts, options), Role.SHARED)
         tree_record = self._publish_tree(tree)
         record = BuildRecord(tuple(diff_ids(source)[:above]), below, sif, tree_record)
-        path = self.layout.build(key)
-        publish_json(path, record.node(), replace=path.exists())
+        self._publish_record(self.layout.build(key), record, self._found_build(key) is None)
         self._on_step(Step.RECORDED)
         return record
 
@@ -259,11 +262,15 @@ class Keeper:
             sifs=sifs,
             source_bytes=sum(layer.size_bytes for layer in source.layers),
         )
-        path = self.layout.image(key)
-        # One that is there names files that are not, or this would not have been built.
-        publish_json(path, record.node(), replace=path.exists())
+        self._publish_record(self.layout.image(key), record, self._found_image(key) is None)
         self._on_step(Step.RECORDED)
-        return record
+        # Another's, where a claim of ours was taken for void and over.
+        return self._found_image(key) or record
+
+    @staticmethod
+    def _publish_record(path: Path, record: BuildRecord | ImageRecord, needed: bool) -> None:
+        """Records never change, but for one that names files which are there no more."""
+        publish_json(path, record.node(), replace=needed and path.exists())
 
     # --- once --------------------------------------------------------------------------------
 
@@ -351,15 +358,15 @@ class Keeper:
 
     # --- keys --------------------------------------------------------------------------------
 
-    def _run_key(self, source: Source, layers: Sequence[str], below: int) -> str:
-        return self._key("run", source, layers=list(layers), below=below)
+    def _run_key(self, architecture: str, layers: Sequence[str], below: int) -> str:
+        return self._key("run", architecture, layers=list(layers), below=below)
 
-    def _key(self, what: str, source: Source, **more: Any) -> str:
+    def _key(self, what: str, architecture: str, **more: Any) -> str:
         return key_of(
             {
                 "format": FORMAT,
                 "what": what,
-                "architecture": source.architecture,
+                "architecture": architecture,
                 "squashfs": self._squashfs,
             }
             | more

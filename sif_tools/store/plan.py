@@ -7,9 +7,9 @@ passes through all of them, so there are three and not one for each layer.
 Where to cut is decided image by image, with what a run costs *this* image as the price: its bytes
 divided by how many images have the same run (a base: the same from the bottom up; a shared part:
 the same layers, on whatever base), and nothing where the store has it already. The top run is
-nobody else's and costs all of its bytes. Cuts are considered only where the number of images that
-have a layer changes, as only there anything can be gained. Every image prices a run alike, so those
-that could share one do choose it alike.
+nobody else's and costs all of its bytes. Cuts are considered only where the
+number of images that have a layer changes, as only there anything can be gained, and where the
+store was cut before. Every image prices a run alike, so those that could share one do choose it.
 
 Without others to compare with, an image's lowest layer is its base: what is likeliest to come
 again. So a list given as a whole is stored smaller than its images given one by one.
@@ -68,8 +68,7 @@ class Planner:
             self._runs.update({chain.layers[low:high] for low, high in combinations(places, 2)})
 
     def _places(self, chain: Chain) -> list[int]:
-        """Numbers of layers below which an image may be cut: never above all of them only if
-        nobody else has all of them."""
+        """Numbers of layers below which an image may be cut: where sharing changes."""
         having = [self._having[layer] for layer in chain.layers]
         places = [at for at in range(1, len(having)) if having[at - 1] != having[at]]
         if having and having[-1] > 1:
@@ -78,6 +77,19 @@ class Planner:
         if not places and having:
             places.append(1)
         return places
+
+    def _stored_places(self, chain: Chain) -> set[int]:
+        """Those where the store has been cut before."""
+        layers = chain.layers
+        # All of an image's layers under another config are too rare to be looked for.
+        bases = [at for at in range(1, len(layers)) if self._is_stored(layers[:at], 0)]
+        shared = {
+            at
+            for below in bases
+            for at in range(below + 1, len(layers))
+            if self._is_stored(layers[:at], below)
+        }
+        return shared.union(bases)
 
     def cuts(self, chain: Chain) -> Cuts:
         """Where to cut this image, which should be one of those counted."""
@@ -91,7 +103,7 @@ class Planner:
         for size in chain.sizes:
             sums.append(sums[-1] + size)
         best: tuple[float, int, Cuts] | None = None
-        places = self._places(chain)
+        places = sorted({*self._places(chain), *self._stored_places(chain)})
         for number in range(1, MAX_SIFS):
             for cuts in combinations(places, number):
                 price = self._price(chain, sums, cuts)

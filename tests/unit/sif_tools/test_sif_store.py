@@ -374,3 +374,14 @@ def test_options_that_change_the_bytes_change_the_key(store: Layout, oci: Path) 
             for level in (None, 3, 4)
         }
     assert len(keys) == 2
+
+
+def test_a_later_image_lies_on_what_is_there(store: Layout, oci: Path) -> None:
+    keep(store, oci, "t0", (2,))
+    keeper = Keeper(store)
+    with open_source(f"oci:{oci}:t1") as source:
+        layers = tuple(layer.diff_id for layer in source.layers)  # type: ignore[attr-defined]
+        one = Chain(layers, tuple(layer.size_bytes for layer in source.layers))
+        assert Planner([one]).cuts(one) == (1,)
+        assert Planner([one], keeper.is_stored("arm64")).cuts(one) == (1,)
+        assert Planner([one], keeper.is_stored(source.architecture)).cuts(one) == (2,)
