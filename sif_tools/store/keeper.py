@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -85,7 +85,13 @@ def make_store(root: str | os.PathLike[str]) -> Layout:
                 f"{path} is neither a store nor empty", hint="give an empty or a new directory"
             )
         publish_json(path / MARK, {"version": FORMAT, "made_by": "sif-tools"})
-    return open_store(path)
+    layout = open_store(path)
+    if not layout.leases.exists():
+        # Nodes read as another account than converters write as; a lease can only keep things.
+        with suppress(OSError):
+            layout.leases.mkdir()
+            layout.leases.chmod(0o1777)
+    return layout
 
 
 class Keeper:

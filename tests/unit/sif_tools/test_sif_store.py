@@ -385,3 +385,7 @@ def test_a_later_image_lies_on_what_is_there(store: Layout, oci: Path) -> None:
         assert Planner([one]).cuts(one) == (1,)
         assert Planner([one], keeper.is_stored("arm64")).cuts(one) == (1,)
         assert Planner([one], keeper.is_stored(source.architecture)).cuts(one) == (2,)
+
+
+def test_whoever_may_read_may_lease(store: Layout) -> None:
+    assert store.leases.stat().st_mode & 0o7777 == 0o1777
