@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -37,6 +37,13 @@ Every answer of 400 or more has the body
 `{"error": {"code", "message", "cause", "retryable", "hint", "detail"}}`.
 `cause` tells a trainer whose fault it was: `workload` (the program in the sandbox), `request` (this
 request) or `node` (the machine). A command that fails is no error but a result."""
+
+
+NO_HTTP: Final = {
+    "description": "What is no HTTP request, or has a head of more than 64 KiB: the server refuses"
+    " it before it is looked at",
+    "content": {"text/plain": {"schema": {"type": "string"}}},
+}
 
 
 def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
@@ -109,5 +116,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 answer.pop("model")
                 answer["content"]["application/json"] |= schema
                 operation["responses"].setdefault(str(status), answer)
+            operation["responses"].setdefault("400", NO_HTTP)
     app.openapi_schema = document
     return document

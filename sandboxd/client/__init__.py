@@ -65,6 +65,7 @@ from sandboxd.client.results import (
     Output,
     Prefetched,
     SandboxInfo,
+    Snapshot,
     Stats,
 )
 from sandboxd.client.sync import Client, Sandbox
@@ -103,6 +104,7 @@ __all__ = [
     "Sandbox",
     "SandboxInfo",
     "SandboxdError",
+    "Snapshot",
     "Stats",
 ]
 

@@ -18,7 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from types import TracebackType
-from typing import Any, BinaryIO, Self, Unpack
+from typing import Any, BinaryIO, Literal, Self, Unpack
 
 from sandboxd.client import calls, file_calls, local_tree, process_calls
 from sandboxd.client.aio_driver import AsyncDriver
@@ -39,6 +39,8 @@ from sandboxd.client.results import (
     Node,
     Prefetches,
     SandboxInfo,
+    Snapshot,
+    Snapshots,
     Stats,
 )
 from sandboxd.errors import SandboxdError
@@ -54,6 +56,16 @@ class AsyncClient(AsyncDriver):
 
         async def make() -> AsyncSandbox:
             return AsyncSandbox(self, await self.do(calls.create(image, options)), owned=True)
+
+        return Pending(make())
+
+    def fork(self, snapshot: Snapshot | str, **options: Unpack[CreateOptions]) -> Pending:
+        """A new sandbox that begins as a snapshot; otherwise as ``create``."""
+        origin = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+
+        async def make() -> AsyncSandbox:
+            info = await self.do(calls.create(None, options, origin))
+            return AsyncSandbox(self, info, owned=True)
 
         return Pending(make())
 
@@ -92,6 +104,16 @@ class AsyncClient(AsyncDriver):
     ) -> Deleted:
         """End all of a run, or all with these labels (a None is any value), or both."""
         return await self.do(calls.delete_many(run, labels, within_s))
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    async def snapshots(self) -> Snapshots:
+        return await self.do(calls.snapshots())
+
+    async def delete_snapshot(self, snapshot: Snapshot | str) -> None:
+        """What was forked from it lives on. One that is not there is deleted."""
+        one = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        await self.do(calls.delete_snapshot(one))
 
     # --- images, the node --------------------------------------------------------------------
 
@@ -243,6 +265,29 @@ class AsyncSandbox:
 
     async def resume(self) -> SandboxInfo:
         self.info = await self._client.do(calls.resume(self.id))
+        return self.info
+
+    async def snapshot(
+        self,
+        name: str = "",
+        *,
+        on_running: Literal["fail", "kill", "copy"] = "fail",
+        ttl_s: float | None = None,
+    ) -> Snapshot:
+        """Keep its files as they are now. With live processes: refused, or they are killed first,
+        or what was written is copied while they are frozen."""
+        return await self._client.do(calls.snapshot(self.id, name, on_running, ttl_s))
+
+    async def reset(self, snapshot: Snapshot | str | None = None) -> SandboxInfo:
+        """Kill all its processes and begin anew, from the bare image or a snapshot."""
+        to = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        self.info = await self._client.do(calls.reset(self.id, to))
+        return self.info
+
+    async def rollback(self, snapshot: Snapshot | str) -> SandboxInfo:
+        """Kill all its processes and go back to a snapshot of it."""
+        to = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        self.info = await self._client.do(calls.rollback(self.id, to))
         return self.info
 
     async def stats(self) -> Stats:

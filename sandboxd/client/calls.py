@@ -24,6 +24,7 @@ from sandboxd.client.results import (
     Node,
     Prefetched,
     SandboxInfo,
+    Snapshot,
     Stats,
 )
 
@@ -115,8 +116,12 @@ class CreateOptions(TypedDict, total=False):
 # --- sandboxes -------------------------------------------------------------------------------
 
 
-def create(image: str, options: CreateOptions) -> Call[SandboxInfo]:
-    body: dict[str, Any] = {"image": image, **options}
+def create(
+    image: str | None, options: CreateOptions, snapshot: str | None = None
+) -> Call[SandboxInfo]:
+    """From an image, or from a snapshot."""
+    begin = {"image": image} if snapshot is None else {"snapshot": snapshot}
+    body: dict[str, Any] = {**begin, **options}
     key = body.pop("idempotency_key", None) or uuid.uuid4().hex
     if "files" in body:
         body["files"] = [_inline(path, data) for path, data in body["files"].items()]
@@ -160,6 +165,33 @@ def pause(sandbox: str) -> Call[SandboxInfo]:
 
 def resume(sandbox: str) -> Call[SandboxInfo]:
     return Call("POST", f"{_path(sandbox)}/resume", _parser(SandboxInfo.from_json), repeatable=True)
+
+
+def snapshot(sandbox: str, name: str, on_running: str, ttl_s: float | None) -> Call[Snapshot]:
+    body = {"name": name, "on_running": on_running, "ttl_s": ttl_s}
+    return _post(f"{_path(sandbox)}/snapshots", body, Snapshot.from_json)
+
+
+def reset(sandbox: str, to: str | None) -> Call[SandboxInfo]:
+    # Twice is as good as once but for what a program of the sandbox wrote in between: not repeated.
+    return _post(f"{_path(sandbox)}/reset", {"snapshot": to}, SandboxInfo.from_json)
+
+
+def rollback(sandbox: str, to: str) -> Call[SandboxInfo]:
+    return _post(f"{_path(sandbox)}/rollback", {"snapshot": to}, SandboxInfo.from_json)
+
+
+def snapshots() -> Call[list[Snapshot]]:
+    return Call(
+        "GET",
+        "/v1/snapshots",
+        _parser(lambda row: [Snapshot.from_json(one) for one in row["snapshots"]]),
+        repeatable=True,
+    )
+
+
+def delete_snapshot(snapshot_id: str) -> Call[None]:
+    return Call("DELETE", f"/v1/snapshots/{quote(snapshot_id, safe='')}", _nothing, repeatable=True)
 
 
 def stats(sandbox: str) -> Call[Stats]:

@@ -28,6 +28,8 @@ class SandboxInfo:
     """A state of this version, or the text that a newer node gave."""
     image: str
     image_key: str
+    snapshot: str | None
+    """What it began as, if not as the bare image."""
     run: str
     name: str
     labels: dict[str, str]
@@ -189,6 +191,31 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A sandbox's files at one moment, to go back to or to fork from."""
+
+    id: str
+    sandbox: str
+    """Where it was taken; that one may be gone."""
+    run: str
+    name: str
+    image: str
+    bytes: int
+    created_at: datetime
+    expires_at: datetime
+    how: str | None = None
+    """``frozen``: nothing was copied; ``killed`` or ``copied``, as ``on_running`` allowed. Known to
+    who took it."""
+    frozen_ms: float | None = None
+    """For how long the processes stood still for a copy."""
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        times = {name: moment(row[name]) for name in ("created_at", "expires_at")}
+        return cls(**known(cls, row) | times)
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
     """What became of each of many: ``pending`` and ``failed`` are tried on by the node itself."""
 
@@ -280,3 +307,4 @@ Events = list[Event]
 Images = list[Image]
 Infos = list[SandboxInfo]
 Prefetches = list[Prefetched]
+Snapshots = list[Snapshot]

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack
 
 from sandboxd.client import calls, file_calls, local_tree, process_calls
 from sandboxd.client.calls import CreateOptions, ExecOptions
@@ -24,6 +24,8 @@ from sandboxd.client.results import (
     Node,
     Prefetches,
     SandboxInfo,
+    Snapshot,
+    Snapshots,
     Stats,
 )
 from sandboxd.client.sync_driver import Driver
@@ -40,6 +42,11 @@ class Client(Driver):
     def create(self, image: str, **options: Unpack[CreateOptions]) -> Sandbox:
         """A new sandbox; as a context manager it is deleted at the end of the block."""
         return Sandbox(self, self.do(calls.create(image, options)), owned=True)
+
+    def fork(self, snapshot: Snapshot | str, **options: Unpack[CreateOptions]) -> Sandbox:
+        """A new sandbox that begins as a snapshot; otherwise as ``create``."""
+        origin = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        return Sandbox(self, self.do(calls.create(None, options, origin)), owned=True)
 
     def connect(self, sandbox_id: str) -> Sandbox:
         """One that is there already. As a context manager it is left alive."""
@@ -71,6 +78,16 @@ class Client(Driver):
     ) -> Deleted:
         """End all of a run, or all with these labels (a None is any value), or both."""
         return self.do(calls.delete_many(run, labels, within_s))
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    def snapshots(self) -> Snapshots:
+        return self.do(calls.snapshots())
+
+    def delete_snapshot(self, snapshot: Snapshot | str) -> None:
+        """What was forked from it lives on. One that is not there is deleted."""
+        one = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        self.do(calls.delete_snapshot(one))
 
     # --- images, the node --------------------------------------------------------------------
 
@@ -187,6 +204,29 @@ class Sandbox:
 
     def resume(self) -> SandboxInfo:
         self.info = self._client.do(calls.resume(self.id))
+        return self.info
+
+    def snapshot(
+        self,
+        name: str = "",
+        *,
+        on_running: Literal["fail", "kill", "copy"] = "fail",
+        ttl_s: float | None = None,
+    ) -> Snapshot:
+        """Keep its files as they are now. With live processes: refused, or they are killed first,
+        or what was written is copied while they are frozen."""
+        return self._client.do(calls.snapshot(self.id, name, on_running, ttl_s))
+
+    def reset(self, snapshot: Snapshot | str | None = None) -> SandboxInfo:
+        """Kill all its processes and begin anew, from the bare image or a snapshot."""
+        to = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        self.info = self._client.do(calls.reset(self.id, to))
+        return self.info
+
+    def rollback(self, snapshot: Snapshot | str) -> SandboxInfo:
+        """Kill all its processes and go back to a snapshot of it."""
+        to = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        self.info = self._client.do(calls.rollback(self.id, to))
         return self.info
 
     def stats(self) -> Stats:

@@ -132,6 +132,23 @@ def test_what_would_lead_out_of_the_target_does_not(client: Client, tmp_path: Pa
         assert os.listdir(tmp_path / "out") == ["c"]
 
 
+def test_snapshots_forks_and_resets(client: Client):
+    with client.create("busybox", run="snap") as box:
+        box.write_file("/work/f", "one")
+        kept = box.snapshot("first")
+        assert (kept.sandbox, kept.name) == (box.id, "first")
+        box.write_file("/work/f", "two")
+        with client.fork(kept) as fork:
+            assert fork.read_text("/work/f") == "one"
+        assert box.rollback(kept).state == "running"
+        assert box.read_text("/work/f") == "one"
+        box.reset()
+        with pytest.raises(errors.FileNotFound):
+            box.read_file("/work/f")
+        assert [one.id for one in client.snapshots() if one.run == "snap"] == [kept.id]
+        client.delete_snapshot(kept)
+
+
 def test_names_in_a_sandbox(client: Client):
     with client.create("busybox") as box:
         made = box.mkdir("/work/a/b", mode=0o750)

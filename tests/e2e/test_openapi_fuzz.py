@@ -30,6 +30,9 @@ CHECKED = (
 )
 WAITS = ("wait_s", "timeout_s", "grace_s", "idle_output_timeout_s", "within_s")
 """Times that a request may ask the daemon to take; many short ones find more than a long one."""
+for kind in ("application/x-tar", "application/gzip"):
+    schemathesis.serializer.alias(kind, "application/octet-stream")
+
 SETTINGS = settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -49,10 +52,14 @@ def test_every_answer_is_documented(daemon: Daemon, mode: GenerationMode):
         for result in document.get_all_operations():
             operation = result.ok()
 
+            asked = ""
+
             @given(case=operation.as_strategy(generation_mode=mode))
             @SETTINGS
             def ask(case: Any) -> None:
+                nonlocal asked
                 tame(case, daemon, living)
+                asked = case.as_curl_command()
                 case.call_and_validate(
                     base_url=daemon.base_url,
                     headers=headers,
@@ -66,10 +73,16 @@ def test_every_answer_is_documented(daemon: Daemon, mode: GenerationMode):
             except Unsatisfiable:
                 continue  # nothing that is wrong can be said to it
             except BaseException as error:  # noqa: BLE001 - one operation's is not the others'
-                findings.append(f"{operation.label}: {said(error)}")
-    for info in daemon.http.get("/v1/sandboxes", params={"limit": 1000}).json()["sandboxes"]:
-        daemon.delete(info["id"])
+                findings.append(f"{operation.label}: {said(error)}\n{asked}")
+    clear(daemon)
     assert not findings, "\n\n".join(findings)
+
+
+def clear(daemon: Daemon) -> None:
+    """Away with all that was made."""
+    for kind in ("sandboxes", "snapshots"):
+        for row in daemon.http.get(f"/v1/{kind}").json()[kind]:
+            assert daemon.http.delete(f"/v1/{kind}/{row['id']}").is_success
 
 
 def said(error: BaseException) -> str:

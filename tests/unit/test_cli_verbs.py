@@ -76,6 +76,7 @@ CREATED = {
     "state": "running",
     "image": "img",
     "image_key": "key",
+    "snapshot": None,
     "run": "",
     "name": "",
     "labels": {},
