@@ -164,6 +164,16 @@ class NotATerminal(RequestError):
     code = "not-a-terminal"
 
 
+class SessionNotFound(RequestError):
+    code = "session-not-found"
+
+
+class SessionBusy(RequestError):
+    """The session runs a command; it runs one at a time."""
+
+    code = "session-busy"
+
+
 class StreamPositionLost(RequestError):
     """The frames from this seq on are not kept any more; ``detail``: ``first_seq last_seq``."""
 
@@ -327,6 +337,12 @@ class StdinBlocked(WorkloadError):
     """The process does not read its stdin; ``detail["written_bytes"]`` were taken in time."""
 
     code = "stdin-blocked"
+
+
+class SessionEnded(WorkloadError):
+    """The session's interpreter has ended; ``detail["exit_code"]`` says how, where it is known."""
+
+    code = "session-ended"
 
 
 class ExecSetupFailed(WorkloadError):

@@ -102,6 +102,31 @@ def process_answer(process: Process) -> dict[str, Any]:
     }
 
 
+def session_answer(process: Process, *, busy: bool) -> dict[str, Any]:
+    end = process.exit
+    return {
+        "id": process.id,
+        "kind": process.meta["session"],
+        "state": "open" if end is None else "ended",
+        "busy": busy,
+        "user": process.meta.get("user", ""),
+        "cwd": process.meta.get("cwd", ""),
+        "pid": process.pid,
+        "started_at": timestamp(process.started_at),
+        "ended_at": timestamp(end.at) if end else None,
+        "exit_code": end.exit_code if end else None,
+        "signal": end.signal if end else None,
+    }
+
+
+def session_exec_answer(result: ExecResult, encoding: str, *, ended: bool) -> dict[str, Any]:
+    answer = exec_answer(result, encoding)
+    # Of the interpreter as a whole, so not this command's.
+    for name in ("timeout_reason", "cpu_user_s", "cpu_system_s", "peak_memory_bytes"):
+        del answer[name]
+    return {**answer, "session_state": "ended" if ended else "open"}
+
+
 def output_answer(output: Output, encoding: str) -> dict[str, Any]:
     data = output.piece.data
     end = output.piece.offset + len(data)

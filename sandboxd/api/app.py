@@ -24,6 +24,7 @@ from sandboxd.api.routes import (
     node,
     processes,
     sandboxes,
+    sessions,
     snapshots,
 )
 from sandboxd.api.routes import exec as exec_route
@@ -79,6 +80,7 @@ def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
         files,
         archives,
         processes,
+        sessions,
         sandboxes,
         lifecycle,
         snapshots,

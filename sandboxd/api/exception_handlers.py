@@ -43,6 +43,8 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.ExecNotFound: 404,
     errors.ProcessNotFound: 404,
     errors.ProcessExists: 409,
+    errors.SessionNotFound: 404,
+    errors.SessionBusy: 409,
     errors.ProcessEnded: 409,
     errors.StdinClosed: 409,
     errors.NotATerminal: 409,

@@ -258,6 +258,16 @@ class SandboxList(Answer):
 # --- exec ------------------------------------------------------------------------------------
 
 
+def stdin_bytes(text: str | None, text_base64: str | None) -> bytes | None:
+    """What a command is to read; None for /dev/null. Raises ValueError for what is no base64."""
+    if text_base64 is None:
+        return None if text is None else text.encode()
+    try:
+        return base64.b64decode(text_base64, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"stdin_base64: {error}") from error
+
+
 class TtyBody(Body):
     """A terminal and its size in characters."""
 
@@ -323,12 +333,7 @@ class ExecBody(Body):
 
     def stdin_bytes(self) -> bytes | None:
         """Raises ValueError for what is no base64."""
-        if self.stdin_base64 is None:
-            return None if self.stdin is None else self.stdin.encode()
-        try:
-            return base64.b64decode(self.stdin_base64, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"stdin_base64: {error}") from error
+        return stdin_bytes(self.stdin, self.stdin_base64)
 
     def to_request(self, config: Config) -> ExecRequest:
         """Raises ValueError for what is no base64."""

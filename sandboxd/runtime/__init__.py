@@ -16,6 +16,9 @@ From the inside out; each file knows only those above it::
     expiry      when each sandbox's time is up
     waiting     the bounded room before a full node
     processes   background processes: their spools, their stdin, their end
+    shells      what is said to a session's interpreter, and what it answers
+    session     one persistent interpreter: its commands, one at a time
+    sessions    those of each sandbox
     manager     the table: create, find, delete, adopt, and what the launcher tells
     lifecycle   renew, pause, resume, usage, and the deletion of many
 

@@ -41,6 +41,7 @@ from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
 from sandboxd.runtime.processes import ProcessTables
 from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
+from sandboxd.runtime.sessions import SessionTables
 from sandboxd.runtime.snapshots import SnapshotRecord, SnapshotTable, acquire
 from sandboxd.runtime.stream import StreamLimits, Streams
 from sandboxd.runtime.waiting import WaitingRoom
@@ -98,6 +99,7 @@ class Runtime:
         )
         self._expiry = Expiry(self._due)
         self.processes = ProcessTables(self.launcher, self.config, lambda: new_id("ps"))
+        self.sessions = SessionTables(self.processes, lambda: new_id("ss"))
         self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
         self.launcher.start(self)
@@ -113,6 +115,7 @@ class Runtime:
         await self.images.close()
         await self.launcher.close()
         self.streams.close()
+        self.sessions.close()
         self.processes.close()
         error = NodeUnavailable("the daemon is stopping")
         for sandbox in self._table.values():
@@ -333,6 +336,7 @@ class Runtime:
 
     def _let_go(self, sandbox: Sandbox) -> None:
         sandbox.disconnect(SandboxDead("the sandbox is gone", reason="deleted"))
+        self.sessions.forget(sandbox.id)
         self.processes.forget(sandbox.id)
         if sandbox.mount is not None:
             self.images.release(sandbox.mount)

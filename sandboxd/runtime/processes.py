@@ -84,6 +84,8 @@ class Process:
     started_at: float
     exit: ProcessExit | None = None
     attached: bool = False
+    on_exit: Callable[[], None] | None = None
+    """Told once ``exit`` is there."""
     _spools: list[SpoolReader] = field(default_factory=list)
     _event_fd: int = -1
     _stdin: int = -1
@@ -169,6 +171,12 @@ class Process:
             self.exit = _exit(end, user=str(self.meta.get("user")), cwd=str(self.meta.get("cwd")))
             self.sandbox.background -= 1
             self._wake()
+            if self.on_exit is not None:
+                self.on_exit()
+
+    @property
+    def is_session(self) -> bool:
+        return "session" in self.meta
 
     # --- its input ---------------------------------------------------------------------------
 
@@ -270,6 +278,25 @@ class ProcessTable:
 
         Raises what a command that cannot be started raises, and TooManyProcesses.
         """
+        process, fds = await self.launch(
+            request,
+            process_id=self._new_id(),
+            capacity=self._config.process_spool_bytes,
+            meta={"name": name},
+        )
+        process.take(fds)
+        return process
+
+    async def launch(
+        self,
+        request: ExecRequest,
+        *,
+        process_id: str,
+        capacity: int,
+        meta: dict[str, Any],
+        flags: int = 0,
+    ) -> tuple[Process, list[int]]:
+        """Start one; its descriptors are the caller's: with ``capacity`` 0 the pipes themselves."""
         sandbox = self._sandbox
         sandbox.control_to_start()
         command = sandbox.pack_command(request)
@@ -282,9 +309,8 @@ class ProcessTable:
             "command": _shown(request.command),
             "user": command.user,
             "cwd": command.cwd,
-            "name": name,
+            **meta,
         }
-        process_id = self._new_id()
         memfd = os.memfd_create("command", os.MFD_CLOEXEC)
         self._starting[process_id] = None
         try:
@@ -295,8 +321,8 @@ class ProcessTable:
                 sandbox=sandbox.id,
                 process=process_id,
                 meta=meta,
-                flags=int(command.flags),
-                capacity=self._config.process_spool_bytes,
+                flags=int(command.flags | flags),
+                capacity=capacity,
                 most=self._config.max_processes,
             )
         except BaseException:
@@ -310,27 +336,33 @@ class ProcessTable:
             protocol.close_fds(answer.fds)
             raise exec_failure(Failure(*answer.ok["failure"]), user=command.user, cwd=command.cwd)
         process = self._add(answer.ok)
-        process.take(answer.fds)
         if early_end is not None:
             process.ended(early_end)
-        return process
+        return process, answer.fds
 
     async def find(self, process_id: str, *, attach: bool = True) -> Process:
         """One, and by default one that can be read and written. Raises ProcessNotFound, NodeError
         where its output is lost."""
         await self._know()
         process = self._processes.get(process_id)
-        if process is None:
+        if process is None or process.is_session:
             raise ProcessNotFound(f"no process {process_id!r} in this sandbox")
         if attach and not process.attached:
             async with self._asking:
                 if not process.attached:
-                    answer = await self._call("process-attach", process)
-                    process.take(answer)
+                    process.take(await self.descriptors(process))
         return process
+
+    async def descriptors(self, process: Process) -> list[int]:
+        """Those of ``launch`` again."""
+        return await self._call("process-attach", process)
 
     async def all(self) -> list[Process]:
         """In the order in which they were started."""
+        return [one for one in await self.rows() if not one.is_session]
+
+    async def rows(self) -> list[Process]:
+        """Sessions too."""
         await self._know()
         return sorted(self._processes.values(), key=lambda one: (one.started_at, one.id))
 

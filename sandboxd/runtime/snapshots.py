@@ -185,6 +185,7 @@ async def reset(
         share = await acquire(runtime, snapshot)
     try:
         sandbox.begin_reset(SandboxReset(f"sandbox {sandbox.id} was reset"))
+        runtime.sessions.forget(sandbox.id)
         runtime.processes.forget(sandbox.id)
         try:
             answer = await runtime.launcher.call(

@@ -134,6 +134,7 @@ class ExecStream:
         self._reader: Reader | None = None
         self._position = 0
         self._source: Source | None = None
+        self._exit_fields: Callable[[ExecResult], dict[str, Any]] = frames.exit_fields
         self._paused = False
         self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
@@ -150,9 +151,15 @@ class ExecStream:
 
     # --- the command's side ------------------------------------------------------------------
 
-    def begin(self, source: Source, done: asyncio.Future[ExecResult]) -> None:
+    def begin(
+        self,
+        source: Source,
+        done: asyncio.Future[ExecResult],
+        exit_fields: Callable[[ExecResult], dict[str, Any]] = frames.exit_fields,
+    ) -> None:
         """Follow a command that was sent off with this stream's sinks."""
         self._source = source
+        self._exit_fields = exit_fields
         done.add_done_callback(self._done)
         self._wait_for_reader()
 
@@ -199,7 +206,7 @@ class ExecStream:
         if done.cancelled():
             error = SandboxdError("the command was given up")
         if error is None:
-            self.append("exit", frames.exit_fields(done.result()))
+            self.append("exit", self._exit_fields(done.result()))
         else:
             if not isinstance(error, SandboxdError):
                 error = SandboxdError("the daemon failed; its log says why")

@@ -181,6 +181,9 @@ class FakeLauncher:
             pid1.die()
         return {"ok": {"sandbox": message["sandbox"]}}
 
+    def do_snapshots(self, message, _fds):
+        return {"ok": {"snapshots": [], "more": False}}
+
     def do_note(self, message, _fds):
         self.rows[message["sandbox"]]["meta"] = message["meta"]
         return {"ok": {}}

@@ -53,15 +53,22 @@ def exec_request(body: ExecBody, config: Config) -> ExecRequest:
         request = body.to_request(config)
     except ValueError as error:
         raise RequestError(str(error)) from error
+    check_exec_bounds(
+        config, timeout_s=request.timeout_s, max_output_bytes=request.max_output_bytes
+    )
+    return request
+
+
+def check_exec_bounds(config: Config, *, timeout_s: float, max_output_bytes: int) -> None:
+    """Raises RequestError for what this node does not allow."""
     for name, asked, most in (
-        ("timeout_s", request.timeout_s, config.max_timeout_s),
-        ("max_output_bytes", request.max_output_bytes, config.max_output_bytes),
+        ("timeout_s", timeout_s, config.max_timeout_s),
+        ("max_output_bytes", max_output_bytes, config.max_output_bytes),
     ):
         if asked > most:
             raise RequestError(
                 f"{name} is {asked:g}, this node allows {most:g}", field=name, maximum=most
             )
-    return request
 
 
 def _responses() -> dict[int | str, dict[str, Any]]:
