@@ -37,7 +37,7 @@ def test_working_directory_cannot_be_a_descriptor_of_pid1s(inside: Inside) -> No
             user=inside.identity,
             cwd=f"/proc/self/fd/{number}",
         )
-        assert told["error"]["code"] == "cwd-not-found", told  # type: ignore[index]
+        assert told["error"]["code"] == "cwd-not-found", told
 
 
 def test_working_directory_cannot_be_a_link_to_a_descriptor(daemon: Daemon, hostile: str) -> None:
@@ -45,7 +45,7 @@ def test_working_directory_cannot_be_a_link_to_a_descriptor(daemon: Daemon, host
     for number in DESCRIPTORS:
         daemon.exec(hostile, f"rm -rf /work; ln -s /proc/self/fd/{number} /work")
         told = exec_in(daemon, hostile, "pwd; cd ../../../..; ls", cwd="/work")
-        assert told["error"]["code"] == "cwd-not-found", told  # type: ignore[index]
+        assert told["error"]["code"] == "cwd-not-found", told
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_signalled_child_is_the_sandboxs_own_trouble(
         while time.monotonic() < deadline:
             told = exec_in(daemon, hostile, ["/bin/true"])
             if "error" in told:
-                assert told["error"]["cause"] != "node", told  # type: ignore[index]
+                assert told["error"]["cause"] != "node", told
             answer = put(daemon, hostile, "/tmp/file", b"x" * 100_000)
             if not answer.is_success:
                 assert answer.json()["error"]["cause"] != "node", answer.text
@@ -245,7 +245,7 @@ HOSTILE_PASSWD = {
 def test_hostile_passwd_names_nobody(what: str, daemon: Daemon, hostile: str) -> None:
     daemon.exec(hostile, HOSTILE_PASSWD[what], timeout_s=30)
     told = exec_in(daemon, hostile, ["/bin/id", "-u"], user="agent", timeout_s=20)
-    assert told["error"]["code"] == "user-not-found", told  # type: ignore[index]
+    assert told["error"]["code"] == "user-not-found", told
     alive(daemon, hostile)
 
 
@@ -263,7 +263,7 @@ def test_lease_on_passwd_holds_nobody_up(daemon: Daemon, hostile: str) -> None:
     """The child does not wait for the holder: there are no users then, and it says so at once."""
     assert Inside(daemon, hostile, "root").hold("lease") == (1, "EALREADY")
     told = exec_in(daemon, hostile, ["/bin/id"], user="agent", timeout_s=20)
-    assert told["error"]["code"] == "user-not-found", told  # type: ignore[index]
+    assert told["error"]["code"] == "user-not-found", told
     assert get(daemon, hostile, "/etc/passwd").status_code == 422
     alive(daemon, hostile)
 

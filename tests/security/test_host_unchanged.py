@@ -132,7 +132,7 @@ def test_host_is_as_it_was_after_a_sandbox_that_filled_everything(
 
 def test_control_the_picture_sees_a_change(daemon: Daemon, tmp_path: Path) -> None:
     before = picture(daemon)
-    assert len(before["sysctls"]) > 300  # type: ignore[arg-type]
+    assert len(before["sysctls"]) > 300
     assert before == picture(daemon)
     os.mkdir("/sandboxd-test-picture")
     try:
