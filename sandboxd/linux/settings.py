@@ -50,7 +50,13 @@ _RULES: Final = (
         lambda n: 32_768 + 512 * n,
         "a sandbox's default limit is 512 processes, and the node's pids are one range",
     ),
-    _Rule("fs.file-max", lambda n: 65_536 + 4096 * n, "open files of the whole node"),
+    _Rule(
+        "fs.file-max",
+        # 512 processes of 16,384 files: a sandbox's default limits. The files are memory that its
+        # cgroup pays for, so a number too large to reach, as systemd sets it, does no harm.
+        lambda n: 65_536 + 512 * 16_384 * n,
+        "open files of the whole host: one sandbox that uses them up stops all that is not root",
+    ),
 )
 
 PIPE_PAGES: Final = 16
