@@ -295,7 +295,7 @@ def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> N
     with listen(settings) as listener:
         try:
             while _run_once(settings, listener, lifeline, stop_read, ready_fd):
-                ready_fd = None
+                ready_fd = None  # it was told once
                 if select.select([stop_read], [], [], RESTART_PAUSE_S)[0]:
                     break
         finally:
@@ -311,10 +311,20 @@ def _run_once(
     stop_read: int,
     ready_fd: int | None,
 ) -> bool:
-    """One life of a node; True when it is to be started again."""
+    """One life of a node; True when it is to be started again.
+
+    The first start must succeed, or what raised tells the operator why; a later one that fails (a
+    node short of memory) is tried again, as daemons and clients wait for it.
+    """
     node = Node(settings, listener)
     try:
-        node.start()
+        try:
+            node.start()
+        except (NodeError, OSError) as error:
+            if ready_fd is not None:
+                raise
+            print(f"hostd: the node did not start again: {error}", file=sys.stderr)
+            return True
         if ready_fd is not None:
             os.write(ready_fd, b"1")
             os.close(ready_fd)

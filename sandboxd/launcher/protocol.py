@@ -71,6 +71,7 @@ from __future__ import annotations
 
 import array
 import json
+import os
 import socket
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -116,7 +117,10 @@ def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """One message and its fds (close-on-exec, the caller's to close); None at the end."""
+    """One message and its fds (close-on-exec, the caller's to close); None at the end.
+
+    Raises OSError as recvmsg(2) does, and ValueError, with all fds closed, for what is no message.
+    """
     data, ancillary, flags, _ = sock.recvmsg(
         MESSAGE_MAX, socket.CMSG_SPACE(FDS_MAX * 4), socket.MSG_CMSG_CLOEXEC
     )
@@ -124,11 +128,19 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    if not data:
-        return None, list(fds)
+    try:
+        message = _parsed(data, flags)
+    except ValueError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return message, list(fds)
+
+
+def _parsed(data: bytes, flags: int) -> dict[str, Any] | None:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         raise ValueError("message or its file descriptors were truncated")
-    message = json.loads(data)
-    if not isinstance(message, dict):
+    message = json.loads(data) if data else None
+    if not isinstance(message, dict | None):
         raise ValueError("message is not a JSON object")  # noqa: TRY004 - as for other nonsense
-    return message, list(fds)
+    return message

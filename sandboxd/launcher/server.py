@@ -1,27 +1,32 @@
-"""The launcher's socket: a connection for each daemon, a task for each request (protocol.py)."""
+"""The launcher's socket: a connection for each daemon, a task for each request (protocol.py).
+
+A daemon that reads more slowly than it is answered (a thousand creates at once) is not cut off:
+what its socket does not take waits here, up to a bound.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
-from sandboxd.errors import NodeError, RequestError, SandboxdError
-from sandboxd.init.protocol import KillScope
-from sandboxd.launcher import freeze, protocol, usage
+from sandboxd.errors import NodeError, SandboxdError
+from sandboxd.launcher import protocol
 from sandboxd.launcher.images import Images, MountedImage
-from sandboxd.launcher.layers import Stack
-from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.launcher.loop import Loop, Promise
 from sandboxd.launcher.processes import Process, Processes
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
-from sandboxd.launcher.slots import Slot, Slots
+from sandboxd.launcher.slots import Slots
 from sandboxd.launcher.snapshots import Snapshots
+from sandboxd.launcher.verbs import Answer, Verbs
 from sandboxd.launcher.worker import Worker
 
-Answer = tuple[dict[str, Any], tuple[int, ...]]
+UNSENT_MAX: Final = 65_536
+"""Messages that wait for one daemon; each may hold descriptors. Beyond, it is taken for hung: it
+can come back and ask with ``list``."""
 
 
 class Server:
@@ -33,12 +38,9 @@ class Server:
         self._loop = loop
         self._listener = listener
         self._node = node
-        self._connections: set[socket.socket] = set()
-        self.sandboxes: Sandboxes
-        self.images: Images
-        self.slots: Slots
-        self.snapshots: Snapshots
-        self.processes: Processes
+        self._connections: set[_Connection] = set()
+        self._sandboxes: Sandboxes
+        self._verbs: Verbs
         listener.setblocking(False)
 
     def start(
@@ -49,16 +51,23 @@ class Server:
         snapshots: Snapshots,
         spooler: Worker,
     ) -> None:
-        self.sandboxes, self.images, self.slots = sandboxes, images, slots
-        self.snapshots = snapshots
-        self.processes = Processes(self._loop, spooler, self._process_exited)
+        self._sandboxes = sandboxes
+        self._verbs = Verbs(
+            self._loop,
+            node=self._node,
+            sandboxes=sandboxes,
+            images=images,
+            slots=slots,
+            snapshots=snapshots,
+            processes=Processes(self._loop, spooler, self._process_exited),
+        )
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def sandbox_died(self, sandbox: Sandbox) -> None:
         self._tell({"event": "sandbox-died", "sandbox": sandbox.id, "reason": sandbox.reason})
 
     def image_died(self, image: MountedImage) -> None:
-        self.sandboxes.image_lost(image)
+        self._sandboxes.image_lost(image)
         self._tell({"event": "image-died", "key": image.key})
 
     def _process_exited(self, process: Process) -> None:
@@ -73,292 +82,109 @@ class Server:
 
     def _tell(self, event: dict[str, Any]) -> None:
         for connection in list(self._connections):
-            try:
-                protocol.send(connection, event)
-            except OSError:
-                self._close(connection)  # it does not read; it will come back and ask with `list`
+            connection.send(event, ())
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            sock, _ = self._listener.accept()
         except BlockingIOError:
             return
-        connection.setblocking(False)
-        self._connections.add(connection)
-        self._loop.add_reader(connection.fileno(), lambda: self._readable(connection))
+        self._connections.add(
+            _Connection(self._loop, sock, self._requested, self._connections.discard)
+        )
 
-    def _close(self, connection: socket.socket) -> None:
-        if connection in self._connections:
-            self._connections.discard(connection)
-            self._loop.remove_reader(connection.fileno())
-            connection.close()
+    def _requested(self, connection: _Connection, message: dict[str, Any], fds: list[int]) -> None:
+        done = self._loop.spawn(self._verbs.serve(message, fds))
+        done.watch(lambda: self._answer(connection, message, done))
 
-    def _readable(self, connection: socket.socket) -> None:
+    @staticmethod
+    def _answer(connection: _Connection, message: dict[str, Any], done: Promise[Answer]) -> None:
+        if done.error is not None:
+            connection.send({"id": message.get("id"), "error": _error_body(done.error)}, ())
+            return
+        assert done.value is not None
+        body, fds = done.value
+        connection.send({"id": message.get("id"), "ok": body}, fds)
+
+
+class _Connection:
+    """One daemon's socket. What it is given to send, descriptors included, is its own."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        on_message: Callable[[_Connection, dict[str, Any], list[int]], None],
+        on_closed: Callable[[_Connection], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._sock: socket.socket | None = sock
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._unsent: deque[tuple[dict[str, Any], tuple[int, ...]]] = deque()
+        loop.add_reader(sock.fileno(), self._readable)
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
+        """Send it, now or when the socket takes it; nothing if the daemon is gone."""
+        if self._sock is None or len(self._unsent) >= UNSENT_MAX:
+            _close(fds)
+            self.close()
+            return
+        self._unsent.append((message, fds))
+        if len(self._unsent) == 1 and not self._flush():
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def _flush(self) -> bool:
+        """Send what waits; False if the socket takes no more for now."""
+        while self._unsent and self._sock is not None:
+            message, fds = self._unsent[0]
+            try:
+                protocol.send(self._sock, message, fds)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self.close()
+                return True
+            self._unsent.popleft()
+            _close(fds)
+        return True
+
+    def _writable(self) -> None:
+        if self._flush() and self._sock is not None:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        assert self._sock is not None
         try:
-            message, fds = protocol.receive(connection)
+            message, fds = protocol.receive(self._sock)
         except BlockingIOError:
             return
         except (OSError, ValueError) as error:
             print(f"a daemon's connection is dropped: {error}", file=sys.stderr)
-            self._close(connection)
+            self.close()
             return
         if message is None:
-            self._close(connection)
+            self.close()
             return
-        done = self._loop.spawn(self._serve(message, fds))
-        done.watch(lambda: self._answer(connection, message, done))
+        self._on_message(self, message, fds)
 
-    def _answer(
-        self, connection: socket.socket, message: dict[str, Any], done: Promise[Answer]
-    ) -> None:
-        fds: tuple[int, ...] = ()
-        if done.error is None:
-            assert done.value is not None
-            body, fds = done.value
-            reply: dict[str, Any] = {"id": message.get("id"), "ok": body}
-        else:
-            reply = {"id": message.get("id"), "error": _error_body(done.error)}
-        try:
-            if connection in self._connections:
-                protocol.send(connection, reply, fds)
-        except OSError:
-            self._close(connection)
-        finally:
-            for fd in fds:
-                os.close(fd)
+    def close(self) -> None:
+        if self._sock is None:
+            return
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._sock = None
+        for _, fds in self._unsent:
+            _close(fds)
+        self._unsent.clear()
+        self._on_closed(self)
 
-    def _serve(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        verbs: dict[str, Callable[[dict[str, Any], list[int]], Task[Answer]]] = {
-            "hello": self._hello,
-            "node": self._describe,
-            "mount": self._mount,
-            "unmount": self._unmount,
-            "images": self._images,
-            "create": self._create,
-            "attach": self._attach,
-            "list": self._list,
-            "delete": self._delete,
-            "reset": self._reset,
-            "snapshot": self._snapshot,
-            "snapshots": self._list_snapshots,
-            "snapshot-delete": self._delete_snapshot,
-            "note": self._note,
-            "freeze": self._freeze,
-            "usage": self._usage,
-            "process-start": self._process_start,
-            "process-list": self._process_list,
-            "process-attach": self._process_attach,
-            "process-signal": self._process_signal,
-            "process-close-stdin": self._process_close_stdin,
-            "process-remove": self._process_remove,
-        }
-        try:
-            handler = verbs.get(str(message.get("verb")))
-            if handler is None:
-                raise RequestError(f"no such verb: {message.get('verb')!r}")
-            return (yield from handler(message, fds))
-        finally:
-            for fd in fds:
-                with suppress(OSError):
-                    os.close(fd)
 
-    def _hello(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        if message.get("version") != protocol.VERSION:
-            raise RequestError(
-                f"the launcher speaks version {protocol.VERSION} of its protocol",
-                hint="restart the node part of sandboxd after an upgrade",
-            )
-        node = self._node()
-        return {
-            "version": protocol.VERSION,
-            "boot_id": node["boot_id"],
-            "started_at": node["started_at"],
-        }, ()
-        yield  # a generator like the others
-
-    def _describe(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del message, fds
-        counts = {
-            "sandboxes": len(self.sandboxes.by_id),
-            "slots_ready": self.slots.ready,
-            "in_teardown": self.slots.in_teardown,
-            "images": len(self.images.by_key),
-        }
-        return {**self._node(), "counts": counts}, ()
-        yield
-
-    def _mount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        if len(fds) != 1:
-            raise RequestError("mount takes the SIF's descriptor")
-        image = yield from self.images.mount(
-            message["key"], os.dup(fds[0]), int(message["sif_offset"])
-        )
-        return {"key": image.key}, ()
-
-    def _unmount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        self.images.unmount(message["key"])
-        return {"key": message["key"]}, ()
-        yield
-
-    def _images(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del message, fds
-        rows = [
-            {"key": i.key, "name": i.name, "pid": i.pid, "users": len(i.sandboxes)}
-            for i in self.images.by_key.values()
-            if i.ready.settled
-        ]
-        return {"images": rows}, ()
-        yield
-
-    def _create(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        sandbox, phases, control = yield from self.sandboxes.create(
-            message, self._stack(message, tuple(message["images"]))
-        )
-        assert sandbox.slot is not None
-        return {
-            "sandbox": sandbox.id,
-            "pid": sandbox.slot.pid,
-            "phases": phases,
-            "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
-        }, (control, *self._alive_fds(sandbox))
-
-    def _alive_fds(self, sandbox: Sandbox) -> list[int]:
-        """Copies, to be passed on and closed. One that is dead by now is a pipe at its end."""
-        copies = []
-        for key in sandbox.images:
-            image = self.images.by_key.get(key)
-            if image is not None and image.alive_fds:
-                copies += [os.dup(fd) for fd in image.alive_fds]
-            else:
-                read, write = os.pipe2(os.O_CLOEXEC)
-                os.close(write)
-                copies.append(read)
-        return copies
-
-    def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        sandbox = self.sandboxes.find(message["sandbox"])
-        control = yield from self.sandboxes.attach(sandbox)
-        path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
-        return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *self._alive_fds(sandbox))
-
-    def _stack(self, message: dict[str, Any], images: tuple[str, ...]) -> Stack:
-        """That of the snapshot the message names, else the bare images."""
-        name = message.get("snapshot")
-        return self.snapshots.find(name).stack if name else Stack((), images)
-
-    def _reset(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        sandbox = self.sandboxes.find(message["sandbox"])
-        stack = self._stack(message, sandbox.images)
-        self.processes.forget_sandbox(sandbox.id)
-        phases, control = yield from self.sandboxes.change(
-            sandbox, self.sandboxes.reset(sandbox, stack)
-        )
-        assert sandbox.slot is not None
-        return {
-            "sandbox": sandbox.id,
-            "phases": phases,
-            "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
-        }, (control, *self._alive_fds(sandbox))
-
-    def _snapshot(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        return (yield from self.snapshots.take(message)), ()
-
-    def _list_snapshots(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        rows = [r for r in self.snapshots.rows() if r["snapshot"] > str(message.get("after", ""))]
-        page = rows[: protocol.LIST_PAGE]
-        return {"snapshots": page, "more": len(rows) > len(page)}, ()
-        yield
-
-    def _delete_snapshot(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        self.snapshots.delete(message["snapshot"])
-        return {"snapshot": message["snapshot"]}, ()
-        yield
-
-    def _list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        rows = [row for row in self.sandboxes.rows() if row.sandbox > str(message.get("after", ""))]
-        page = [row.to_json() for row in rows[: protocol.LIST_PAGE]]
-        return {"sandboxes": page, "more": len(rows) > len(page)}, ()
-        yield
-
-    def _delete(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        yield from self.sandboxes.delete(message["sandbox"])
-        self.processes.forget_sandbox(message["sandbox"])
-        return {"sandbox": message["sandbox"]}, ()
-
-    def _note(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        self.sandboxes.find(message["sandbox"]).meta = message["meta"]
-        return {}, ()
-        yield
-
-    def _freeze(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        cgroups = self._slot(message).cgroups
-        if not message["frozen"]:
-            freeze.thaw(cgroups)
-            return {"execs": 0}, ()
-        execs = yield from freeze.freeze(self._loop, cgroups)
-        return {"execs": execs}, ()
-
-    def _usage(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        sandbox = self.sandboxes.find(message["sandbox"])
-        figures = usage.usage(self._slot(message).cgroups)
-        return {**figures, **usage.disk_usage(sandbox.root)}, ()
-        yield
-
-    def _process_start(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        if len(fds) != 1:
-            raise RequestError("process-start takes the command's descriptor")
-        return (
-            yield from self.processes.start(
-                self.sandboxes.find(message["sandbox"]), message, fds[0]
-            )
-        )
-
-    def _process_list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        rows, more = self.processes.rows(message["sandbox"], str(message.get("after", "")))
-        return {"processes": rows, "more": more}, ()
-        yield
-
-    def _process_attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        return {}, (yield from self.processes.attach(self.processes.find(message)))
-
-    def _process_signal(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        process = self.processes.find(message)
-        self.processes.signal(process, int(message["signal"]), KillScope(message["scope"]))
-        return {}, ()
-        yield
-
-    def _process_close_stdin(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        self.processes.close_stdin(self.processes.find(message))
-        return {}, ()
-        yield
-
-    def _process_remove(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
-        yield from self.processes.remove(self.processes.find(message))
-        return {}, ()
-
-    def _slot(self, message: dict[str, Any]) -> Slot:
-        slot = self.sandboxes.find(message["sandbox"]).slot
-        if slot is None:
-            raise NodeError("the sandbox is still being made")
-        return slot
+def _close(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _error_body(error: BaseException) -> dict[str, Any]:

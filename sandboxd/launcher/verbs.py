@@ -1,0 +1,277 @@
+"""What a daemon can ask of the launcher: one method a verb of protocol.py's table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from sandboxd.errors import NodeError, RequestError
+from sandboxd.init.protocol import KillScope
+from sandboxd.launcher import freeze, protocol, usage
+from sandboxd.launcher.images import Images
+from sandboxd.launcher.layers import Stack
+from sandboxd.launcher.loop import Loop, Task
+from sandboxd.launcher.processes import Processes
+from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
+from sandboxd.launcher.slots import Slot, Slots
+from sandboxd.launcher.snapshots import Snapshots
+
+Answer = tuple[dict[str, Any], tuple[int, ...]]
+"""The answer's ``ok``, and descriptors that go with it and are closed once sent."""
+
+
+class Verbs:
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        node: Callable[[], dict[str, Any]],
+        sandboxes: Sandboxes,
+        images: Images,
+        slots: Slots,
+        snapshots: Snapshots,
+        processes: Processes,
+    ) -> None:
+        self._loop = loop
+        self._node = node
+        self.sandboxes = sandboxes
+        self.images = images
+        self.slots = slots
+        self.snapshots = snapshots
+        self.processes = processes
+
+    def serve(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        """Serve one request; its descriptors are closed in the end. Raises SandboxdError."""
+        verbs: dict[str, Callable[[dict[str, Any], list[int]], Task[Answer]]] = {
+            "hello": self._hello,
+            "node": self._describe,
+            "mount": self._mount,
+            "unmount": self._unmount,
+            "images": self._images,
+            "create": self._create,
+            "attach": self._attach,
+            "list": self._list,
+            "delete": self._delete,
+            "reset": self._reset,
+            "snapshot": self._snapshot,
+            "snapshots": self._list_snapshots,
+            "snapshot-delete": self._delete_snapshot,
+            "note": self._note,
+            "freeze": self._freeze,
+            "usage": self._usage,
+            "process-start": self._process_start,
+            "process-list": self._process_list,
+            "process-attach": self._process_attach,
+            "process-signal": self._process_signal,
+            "process-close-stdin": self._process_close_stdin,
+            "process-remove": self._process_remove,
+        }
+        try:
+            handler = verbs.get(str(message.get("verb")))
+            if handler is None:
+                raise RequestError(f"no such verb: {message.get('verb')!r}")
+            return (yield from handler(message, fds))
+        finally:
+            for fd in fds:
+                with suppress(OSError):
+                    os.close(fd)
+
+    def _hello(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        if message.get("version") != protocol.VERSION:
+            raise RequestError(
+                f"the launcher speaks version {protocol.VERSION} of its protocol",
+                hint="restart the node part of sandboxd after an upgrade",
+            )
+        node = self._node()
+        return {
+            "version": protocol.VERSION,
+            "boot_id": node["boot_id"],
+            "started_at": node["started_at"],
+        }, ()
+        yield  # a generator like the others
+
+    def _describe(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del message, fds
+        counts = {
+            "sandboxes": len(self.sandboxes.by_id),
+            "slots_ready": self.slots.ready,
+            "in_teardown": self.slots.in_teardown,
+            "images": len(self.images.by_key),
+        }
+        return {**self._node(), "counts": counts}, ()
+        yield
+
+    def _mount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        if len(fds) != 1:
+            raise RequestError("mount takes the SIF's descriptor")
+        image = yield from self.images.mount(
+            message["key"], os.dup(fds[0]), int(message["sif_offset"])
+        )
+        return {"key": image.key}, ()
+
+    def _unmount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.images.unmount(message["key"])
+        return {"key": message["key"]}, ()
+        yield
+
+    def _images(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del message, fds
+        rows = [
+            {"key": i.key, "name": i.name, "pid": i.pid, "users": len(i.sandboxes)}
+            for i in self.images.by_key.values()
+            if i.ready.settled
+        ]
+        return {"images": rows}, ()
+        yield
+
+    def _create(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox, phases, control = yield from self.sandboxes.create(
+            message, self._stack(message, tuple(message["images"]))
+        )
+        assert sandbox.slot is not None
+        return {
+            "sandbox": sandbox.id,
+            "pid": sandbox.slot.pid,
+            "phases": phases,
+            "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
+        }, (control, *self._alive_fds(sandbox))
+
+    def _alive_fds(self, sandbox: Sandbox) -> list[int]:
+        """Copies, to be passed on and closed. One that is dead by now is a pipe at its end."""
+        copies = []
+        for key in sandbox.images:
+            image = self.images.by_key.get(key)
+            if image is not None and image.alive_fds:
+                copies += [os.dup(fd) for fd in image.alive_fds]
+            else:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                os.close(write)
+                copies.append(read)
+        return copies
+
+    def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        control = yield from self.sandboxes.attach(sandbox)
+        path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
+        return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *self._alive_fds(sandbox))
+
+    def _stack(self, message: dict[str, Any], images: tuple[str, ...]) -> Stack:
+        """That of the snapshot the message names, else the bare images."""
+        name = message.get("snapshot")
+        return self.snapshots.find(name).stack if name else Stack((), images)
+
+    def _reset(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        stack = self._stack(message, sandbox.images)
+        self.processes.forget_sandbox(sandbox.id)
+        phases, control = yield from self.sandboxes.change(
+            sandbox, self.sandboxes.reset(sandbox, stack)
+        )
+        assert sandbox.slot is not None
+        return {
+            "sandbox": sandbox.id,
+            "phases": phases,
+            "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
+        }, (control, *self._alive_fds(sandbox))
+
+    def _snapshot(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        return (yield from self.snapshots.take(message)), ()
+
+    def _list_snapshots(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        rows = [r for r in self.snapshots.rows() if r["snapshot"] > str(message.get("after", ""))]
+        page = rows[: protocol.LIST_PAGE]
+        return {"snapshots": page, "more": len(rows) > len(page)}, ()
+        yield
+
+    def _delete_snapshot(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.snapshots.delete(message["snapshot"])
+        return {"snapshot": message["snapshot"]}, ()
+        yield
+
+    def _list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        rows = [row for row in self.sandboxes.rows() if row.sandbox > str(message.get("after", ""))]
+        page = [row.to_json() for row in rows[: protocol.LIST_PAGE]]
+        return {"sandboxes": page, "more": len(rows) > len(page)}, ()
+        yield
+
+    def _delete(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        yield from self.sandboxes.delete(message["sandbox"])
+        self.processes.forget_sandbox(message["sandbox"])
+        return {"sandbox": message["sandbox"]}, ()
+
+    def _note(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.sandboxes.find(message["sandbox"]).meta = message["meta"]
+        return {}, ()
+        yield
+
+    def _freeze(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        cgroups = self._slot(message).cgroups
+        if not message["frozen"]:
+            freeze.thaw(cgroups)
+            return {"execs": 0}, ()
+        execs = yield from freeze.freeze(self._loop, cgroups)
+        return {"execs": execs}, ()
+
+    def _usage(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        figures = usage.usage(self._slot(message).cgroups)
+        return {**figures, **usage.disk_usage(sandbox.root)}, ()
+        yield
+
+    def _process_start(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        if len(fds) != 1:
+            raise RequestError("process-start takes the command's descriptor")
+        return (
+            yield from self.processes.start(
+                self.sandboxes.find(message["sandbox"]), message, fds[0]
+            )
+        )
+
+    def _process_list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        rows, more = self.processes.rows(message["sandbox"], str(message.get("after", "")))
+        return {"processes": rows, "more": more}, ()
+        yield
+
+    def _process_attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        return {}, (yield from self.processes.attach(self.processes.find(message)))
+
+    def _process_signal(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        process = self.processes.find(message)
+        self.processes.signal(process, int(message["signal"]), KillScope(message["scope"]))
+        return {}, ()
+        yield
+
+    def _process_close_stdin(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.processes.close_stdin(self.processes.find(message))
+        return {}, ()
+        yield
+
+    def _process_remove(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        yield from self.processes.remove(self.processes.find(message))
+        return {}, ()
+
+    def _slot(self, message: dict[str, Any]) -> Slot:
+        slot = self.sandboxes.find(message["sandbox"]).slot
+        if slot is None:
+            raise NodeError("the sandbox is still being made")
+        return slot

@@ -1,0 +1,102 @@
+"""The launcher's server: a slow reader loses nothing, one that reads nothing is let go."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandboxd.launcher import protocol, server
+from sandboxd.launcher.loop import Loop
+from sandboxd.launcher.server import Server
+
+ANSWER = "x" * 2000
+"""So large that a socket buffer (212,992 bytes by default) holds about a hundred."""
+
+
+class Echo:
+    """In the place of the verbs: every request is answered with a descriptor of its own."""
+
+    def serve(self, message: dict[str, Any], fds: list[int]):
+        for fd in fds:
+            os.close(fd)
+        return {"echo": message["n"], "pad": ANSWER}, (os.open("/dev/null", os.O_RDONLY),)
+        yield
+
+
+@pytest.fixture
+def running(tmp_path: Path):
+    loop = Loop()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    served = Server(loop, listener, dict)
+    served._verbs = Echo()
+    loop.add_reader(listener.fileno(), served._accept)
+    stop_read, stop_write = os.pipe()
+    loop.add_reader(stop_read, loop.stop)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    yield SimpleNamespace(path=str(tmp_path / "s"), server=served)
+    os.write(stop_write, b"x")
+    thread.join()
+    for connection in list(served._connections):
+        connection.close()
+    listener.close()
+    os.close(stop_read)
+    os.close(stop_write)
+
+
+def connect(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(path)
+    return sock
+
+
+def test_answers_wait_for_a_slow_reader(running):
+    with connect(running.path) as sock:
+        for n in range(1000):
+            protocol.send(sock, {"id": n, "n": n})
+        got = []
+        for _ in range(1000):
+            message, fds = protocol.receive(sock)
+            assert message is not None
+            assert len(fds) == 1
+            os.close(fds[0])
+            got.append(message["ok"]["echo"])
+    assert sorted(got) == list(range(1000))
+
+
+def test_one_that_never_reads_is_let_go(running, monkeypatch):
+    monkeypatch.setattr(server, "UNSENT_MAX", 50)
+    before = len(os.listdir("/proc/self/fd"))
+    with connect(running.path) as sock:
+        sent = 0
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while sent < 100_000:
+                protocol.send(sock, {"id": sent, "n": sent})
+                sent += 1
+    assert sent < 100_000
+    with connect(running.path) as other:  # the others are served
+        protocol.send(other, {"id": 1, "n": 7})
+        message, fds = protocol.receive(other)
+        assert message is not None
+        assert message["ok"]["echo"] == 7
+        os.close(fds[0])
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_what_is_no_message_leaks_no_descriptor():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        before = len(os.listdir("/proc/self/fd"))
+        with open("/dev/null", "rb") as null:
+            socket.send_fds(theirs, [b"[1]"], [null.fileno()])
+            with pytest.raises(ValueError, match="not a JSON object"):
+                protocol.receive(ours)
+        assert len(os.listdir("/proc/self/fd")) == before
