@@ -17,6 +17,7 @@ from sandboxd.api.body_limit import BodyLimit
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes import (
     archives,
+    batch,
     files,
     health,
     images,
@@ -83,6 +84,7 @@ def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
         sessions,
         sandboxes,
         lifecycle,
+        batch,
         snapshots,
         health,
         images,

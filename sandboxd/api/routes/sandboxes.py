@@ -30,7 +30,8 @@ Labels = Annotated[
 ]
 
 
-def _answer(runtime: Runtime, view: SandboxView) -> dict[str, Any]:
+def to_answer(runtime: Runtime, view: SandboxView) -> dict[str, Any]:
+    """A ``SandboxAnswer`` of this node."""
     return sandbox_answer(view, node=runtime.config.node_name, enforcement=runtime.enforcement)
 
 
@@ -46,7 +47,8 @@ def _filter(run: str | None, labels: list[str] | None) -> Callable[[Sandbox], bo
     return matches
 
 
-def _files(body: CreateBody) -> list[InlineFile]:
+def inline_files(body: CreateBody) -> list[InlineFile]:
+    """What a sandbox is made with. Raises RequestError for what is no base64."""
     try:
         return [file.to_file() for file in body.files]
     except ValueError as error:
@@ -93,10 +95,10 @@ async def create(
     body = await parse(CreateBody, request)
     spec = body.to_spec(runtime.config)
     check_allowed(spec, runtime.config)
-    making = runtime.create(spec, idempotency_key, files=_files(body), wait_s=body.wait_s)
+    making = runtime.create(spec, idempotency_key, files=inline_files(body), wait_s=body.wait_s)
     view = await unless_gone(request.receive, making)
     location = {"Location": f"/v1/sandboxes/{view.id}"}
-    return JsonAnswer(_answer(runtime, view), 201, location)
+    return JsonAnswer(to_answer(runtime, view), 201, location)
 
 
 @router.get(
@@ -127,7 +129,7 @@ async def list_sandboxes(
         page.append(sandbox)
     return JsonAnswer(
         {
-            "sandboxes": [_answer(runtime, sandbox.view()) for sandbox in page],
+            "sandboxes": [to_answer(runtime, sandbox.view()) for sandbox in page],
             "next": page[-1].id if more else None,
         }
     )
@@ -141,7 +143,7 @@ async def list_sandboxes(
 async def get(request: Request, sandbox_id: str) -> Response:
     """One sandbox."""
     runtime: Runtime = request.app.state.runtime
-    return JsonAnswer(_answer(runtime, runtime.find(sandbox_id).view()))
+    return JsonAnswer(to_answer(runtime, runtime.find(sandbox_id).view()))
 
 
 @router.delete("/{sandbox_id}", status_code=204, responses=documented(errors.NodeUnavailable))
