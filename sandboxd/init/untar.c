@@ -356,7 +356,8 @@ static int next_member(void) {
 /* --- below the target -------------------------------------------------------------------------- */
 
 static int open_below(int dir_fd, const char *path) {
-    struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC,
+    /* Without O_NOFOLLOW: a symlink at the end is ELOOP then too, and not ENOTDIR. */
+    struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC,
                            .resolve =
                                RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS};
     long fd;

@@ -4,34 +4,15 @@
  * file_driver DIRECTORY FD...: the directory is the root, the fds are those of M_FILE, whose payload
  * comes on stdin; the payload of R_EXIT goes to stdout.
  */
-#include "../../../sandboxd/init/files.h"
+#include "file_stubs.h"
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-struct node node;
-
-/* "1000:1001" or what is not there. */
-int user_find(int root_fd, const char *spec, struct user *out, struct failure *fail) {
-    char *end;
-    (void)root_fd;
-    out->uid = out->gid = (uid_t)strtoul(spec, &end, 10);
-    if (*end == ':')
-        out->gid = (gid_t)strtoul(end + 1, &end, 10);
-    return *end || end == spec ? fail_at(fail, STEP_USER, 0) : 0;
-}
-
-int user_become(const struct user *user, struct failure *fail) {
-    (void)user;
-    (void)fail;
-    return 0;
-}
 
 int main(int argc, char **argv) {
     static struct inbox in;
