@@ -101,7 +101,8 @@ def test_other_file_systems_are_named_and_not_entered(files: Files):
 
 def test_what_the_user_may_not_look_into_is_told(files: Files):
     files.sh(
-        "mkdir -p /work/closed/in /work/open; chmod 700 /work/closed; touch /work/open/f; chown 0 /work/*"
+        "mkdir -p /work/closed/in /work/open; touch /work/open/f; chown 0 /work/*;"
+        " chmod 700 /work/closed"
     )
     answer = ok(files.get("/list", "/work", recursive="true", user="agent"))
     errors = {one["path"]: one["error"] for one in answer["entries"]}
