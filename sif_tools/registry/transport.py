@@ -88,7 +88,8 @@ class Transport:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 tries += 1
                 if tries >= _MAX_TRIES:
-                    raise RegistryFailed(f"{self.host}: {describe(error)}") from error
+                    hint = None if self._plain_http else "has it no TLS? --plain-http"
+                    raise RegistryFailed(f"{self.host}: {describe(error)}", hint=hint) from error
                 self.pause(self.delay(tries), deadline, "the connection fails")
                 continue
             try:
