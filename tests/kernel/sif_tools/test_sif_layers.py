@@ -13,6 +13,7 @@ import pytest
 import sif_tools
 from sif_tools.sources.open import open_source
 from sif_tools.store import lookup
+from sif_tools.store.flatten import flatten
 from sif_tools.store.keeper import Keeper, make_store
 from tests.unit.sif_tools.random_images import ImageMaker, layout_of
 
@@ -108,3 +109,20 @@ def test_a_stack_shows_what_the_flat_image_shows(cuts: tuple[int, ...], tmp_path
         expected = flat(reference, scratch)
         assert expected.count("\n") > 60
         assert stacked(keeper, reference, cuts, scratch) == expected
+
+
+@pytest.mark.parametrize("cuts", [(2,), (1, 3)], ids=str)
+def test_flattened_again_it_shows_the_same(cuts: tuple[int, ...], tmp_path: Path) -> None:
+    for seed in range(3):
+        maker = ImageMaker(1000 + seed)
+        for operations in (120, 30, 20, 20):
+            maker.layer(operations)
+        scratch = tmp_path / str(seed)
+        layout = layout_of(scratch / "oci", {"one": maker.layers})
+        keeper = Keeper(make_store(scratch / "store"))
+        with open_source(f"oci:{layout}:one") as source:
+            kept = keeper.keep(source, cuts)
+        sifs = [one.path for one in lookup.stored_sifs(keeper.layout, kept.record)]
+        flatten(sifs, scratch / "again.sif")
+        expected = flat(f"oci:{layout}:one", scratch)
+        assert mounted_listing([scratch / "again.sif"], scratch / "again") == expected
