@@ -72,7 +72,7 @@ def test_the_layout_is_the_documented_one():
 def test_a_reader_never_sees_bytes_of_another_round():
     """The byte at offset i is always i % 251, whatever the ring does meanwhile."""
     writer, reader = pair(70_000)
-    pattern = bytes(i % 251 for i in range(251 * 40))
+    pattern = bytes(i % 251 for i in range(251 * 50))  # longer than a piece, wherever it begins
     stop = threading.Event()
 
     def fill():
