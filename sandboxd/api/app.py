@@ -30,7 +30,7 @@ from sandboxd.api.routes import (
 )
 from sandboxd.api.routes import exec as exec_route
 from sandboxd.config import Config
-from sandboxd.errors import BodyTooLarge, SandboxdError, Unauthorized
+from sandboxd.errors import BodyTooLarge, HttpError, SandboxdError, Unauthorized
 from sandboxd.runtime.manager import Runtime
 
 DESCRIPTION = """Disposable, isolated Linux sandboxes for rollout workers.
@@ -41,11 +41,9 @@ Every answer of 400 or more has the body
 request) or `node` (the machine). A command that fails is no error but a result."""
 
 
-NO_HTTP: Final = {
-    "description": "What is no HTTP request, or has a head of more than 64 KiB: the server refuses"
-    " it before it is looked at",
-    "content": {"text/plain": {"schema": {"type": "string"}}},
-}
+NO_HTTP: Final = {"text/plain": {"schema": {"type": "string"}}}
+"""What is no HTTP request, or has a head of more than 64 KiB, the server refuses by itself, with a
+400 that never reaches the application."""
 
 
 def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
@@ -110,7 +108,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for operation in operations.values():
             lift_definitions(document, operation)
-            kinds = [SandboxdError]
+            kinds = [SandboxdError, HttpError]
             if path not in OPEN_PATHS:
                 operation["security"] = [{"bearer": []}]
                 kinds.append(Unauthorized)
@@ -120,6 +118,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 answer.pop("model")
                 answer["content"]["application/json"] |= schema
                 operation["responses"].setdefault(str(status), answer)
-            operation["responses"].setdefault("400", NO_HTTP)
+            operation["responses"]["400"]["content"] |= NO_HTTP
     app.openapi_schema = document
     return document
