@@ -136,9 +136,7 @@ class Node:
         """Start a process with ``fds`` as 3, 4, … and nothing else open; in the node's cgroup."""
         assert self._cgroups is not None
         # Copies above the targets first: a target number may be one of the sources.
-        high = [os.dup(fd) for fd in fds]
-        while min(high) < 3 + len(fds):
-            high = [*high, os.dup(high[0])][1:]
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(fds)) for fd in fds]
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             *((os.POSIX_SPAWN_DUP2, fd, 3 + i) for i, fd in enumerate(high)),
@@ -154,6 +152,10 @@ class Node:
         pidfd = os.pidfd_open(pid)
         self._pidfds[pidfd] = (name, pid)
         cgroup.add_process(self._cgroups.v2 / NODE, pid)
+        # PID 1 of every sandbox inherits it, and a command's score cannot be raised above PID 1's
+        # for good: what a service manager set for hostd (OOMScoreAdjust=) is not for them.
+        if name == "zygote":
+            Path(f"/proc/{pid}/oom_score_adj").write_text("0", encoding="utf-8")
         return pid
 
     def _expect(self, event: str) -> None:

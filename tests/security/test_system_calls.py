@@ -125,6 +125,16 @@ def test_typing_into_the_own_terminal_is_refused(high: str, inside: Inside) -> N
     assert inside.ask(f"tiocsti:{high}") == "EPERM"
 
 
+@pytest.mark.parametrize("command", ["1031", "0x100000407"])
+def test_growing_a_pipe_is_refused(command: str, inside: Inside) -> None:
+    """F_SETPIPE_SZ, also with high bits: an output pipe's pages are the node's own id's."""
+    assert inside.ask(f"pipe_fcntl:{command}") == "EPERM"
+
+
+def test_control_other_commands_on_a_pipe_reach_the_kernel(inside: Inside) -> None:
+    assert inside.ask("pipe_fcntl:1032").startswith("ok")  # F_GETPIPE_SZ
+
+
 def test_control_other_terminal_ioctls_reach_the_kernel(inside: Inside) -> None:
     assert inside.ask("tty_ioctl:5413") == "EFAULT"  # TIOCGWINSZ
 

@@ -248,6 +248,14 @@ static long op_tty_ioctl(const char *arg) {
     return syscall(SYS_ioctl, terminal, strtoul(arg, NULL, 16), 0L);
 }
 
+/* A command of fcntl on a pipe of our own, with one page as its argument. */
+static long op_pipe_fcntl(const char *arg) {
+    int ends[2];
+    if (pipe(ends))
+        return -1;
+    return syscall(SYS_fcntl, ends[0], strtoul(arg, NULL, 0), 4096L);
+}
+
 static long op_tiocsti(const char *arg) {
     setsid();
     int terminal = open_pty();
@@ -893,6 +901,7 @@ static const struct {
     OP(socket),
     OP(socketpair),
     OP(tty_ioctl),
+    OP(pipe_fcntl),
     OP(tiocsti),
     OP(open_r),
     OP(open_w),
