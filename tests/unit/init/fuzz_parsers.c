@@ -130,7 +130,7 @@ static bool fuzz_wire(void) {
 }
 
 static size_t sample_command(uint8_t *out) {
-    struct exec_req req = {1 + draw(5), draw(5), 1024, 022};
+    struct exec_req req = {1 + draw(5), draw(5), 1024, 022, 0};
     uint8_t *at = out;
     memcpy(at, &req, sizeof req);
     at += sizeof req;
