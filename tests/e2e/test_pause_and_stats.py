@@ -11,7 +11,7 @@ from tests.e2e.refusals import refusal
 from tests.framework.daemon import Daemon
 
 MEBIBYTE = 1 << 20
-COUNTER = "n=0; while :; do n=$((n+1)); echo $n > /tmp/n; done"
+COUNTER = "n=0; while :; do n=$((n+1)); echo $n > /tmp/m; mv /tmp/m /tmp/n; done"
 
 
 def number(daemon: Daemon, sandbox: str) -> str:
