@@ -26,6 +26,7 @@ from sandboxd.cli import (
     rm,
     run,
     serve,
+    shell,
     top,
 )
 
@@ -58,6 +59,7 @@ def build() -> typer.Typer:
     app.command("logs")(logs.logs)
     app.command("run", context_settings=_COMMAND_SETTINGS)(run.run)
     app.command("exec", context_settings=_COMMAND_SETTINGS)(exec_.exec_)
+    app.command("shell")(shell.shell)
     app.command("cp")(cp.cp)
     app.command("inspect")(inspect.inspect)
     app.command("events")(inspect.events)

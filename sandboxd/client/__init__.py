@@ -31,6 +31,7 @@ other it is awaited::
                     sync.Sandbox                              aio.AsyncSandbox
                       exec_stream -> ExecStream                 exec_stream -> AsyncExecStream
                       start_process -> Process                  start_process -> AsyncProcess
+                      open_session -> Session                   open_session -> AsyncSession
 
 Errors are the tree of ``sandboxd.errors``: by class, or by ``code``, ``cause`` and ``retryable``.
 A command that fails is a result and no error.
@@ -68,14 +69,17 @@ from sandboxd.client.results import (
     Snapshot,
     Stats,
 )
+from sandboxd.client.session_calls import SessionInfo, SessionResult
 from sandboxd.client.sync import Client, Sandbox
 from sandboxd.client.sync_process import Process
+from sandboxd.client.sync_session import Session
 from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
 
 if TYPE_CHECKING:
     from sandboxd.client.aio import AsyncClient, AsyncSandbox
     from sandboxd.client.aio_process import AsyncProcess
+    from sandboxd.client.aio_session import AsyncSession
     from sandboxd.client.aio_stream import AsyncExecStream
 
 __all__ = [
@@ -84,6 +88,7 @@ __all__ = [
     "AsyncExecStream",
     "AsyncProcess",
     "AsyncSandbox",
+    "AsyncSession",
     "Client",
     "ClientMisused",
     "ConnectionFailed",
@@ -104,6 +109,9 @@ __all__ = [
     "Sandbox",
     "SandboxInfo",
     "SandboxdError",
+    "Session",
+    "SessionInfo",
+    "SessionResult",
     "Snapshot",
     "Stats",
 ]
@@ -112,7 +120,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The asynchronous half when it is first asked for: aiohttp takes as long to import as all else
     together, and the command line does without."""
-    if name not in ("AsyncClient", "AsyncExecStream", "AsyncProcess", "AsyncSandbox"):
+    if name not in (
+        "AsyncClient",
+        "AsyncExecStream",
+        "AsyncProcess",
+        "AsyncSandbox",
+        "AsyncSession",
+    ):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from sandboxd.client import aio  # noqa: PLC0415
 

@@ -20,9 +20,10 @@ from collections.abc import (
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self, Unpack
 
-from sandboxd.client import calls, file_calls, local_tree, process_calls
+from sandboxd.client import calls, file_calls, local_tree, process_calls, session_calls
 from sandboxd.client.aio_driver import AsyncDriver
 from sandboxd.client.aio_process import AsyncProcess
+from sandboxd.client.aio_session import AsyncSession
 from sandboxd.client.aio_stream import AsyncExecStream
 from sandboxd.client.calls import CreateOptions, ExecOptions
 from sandboxd.client.file_calls import FileEntry, Listing
@@ -43,6 +44,7 @@ from sandboxd.client.results import (
     Snapshots,
     Stats,
 )
+from sandboxd.client.session_calls import SessionInfos, SessionOptions
 from sandboxd.errors import SandboxdError
 
 
@@ -343,6 +345,23 @@ class AsyncSandbox:
     async def processes(self) -> Processes:
         """All that were not removed, in the order in which they were started."""
         return await self._client.do(process_calls.list_all(self.id))
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    async def open_session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
+        """A shell, or Python, whose directory, variables and functions last between commands."""
+        return AsyncSession(
+            self._client, self.id, await self._client.do(session_calls.open_new(self.id, options))
+        )
+
+    async def session(self, session_id: str) -> AsyncSession:
+        """One that was opened before."""
+        info = await self._client.do(session_calls.get(self.id, session_id))
+        return AsyncSession(self._client, self.id, info)
+
+    async def sessions(self) -> SessionInfos:
+        """All that were not closed, in the order in which they were opened."""
+        return await self._client.do(session_calls.list_all(self.id))
 
     # --- files -------------------------------------------------------------------------------
 

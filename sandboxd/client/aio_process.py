@@ -70,6 +70,10 @@ class AsyncProcess:
         """A number, or a name such as ``INT``; to it alone or to all that it has started."""
         await self._driver.do(process_calls.send_signal(self._sandbox_id, self.id, number, tree))
 
+    async def resize(self, cols: int, rows: int) -> None:
+        """Of its terminal. Raises NotATerminal."""
+        await self._driver.do(process_calls.resize(self._sandbox_id, self.id, cols, rows))
+
     async def remove(self) -> None:
         """Kill its whole tree and forget it with its output. When it returns, none of it lives."""
         await self._driver.do(process_calls.remove(self._sandbox_id, self.id))

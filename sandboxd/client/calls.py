@@ -245,7 +245,7 @@ def resume_stream(sandbox: str, exec_id: str, from_seq: int) -> Call[None]:
     return Call("GET", path, _nothing, None, FRAMES, SILENCE_S, repeatable=True)
 
 
-def exec_body(command: str | Sequence[str], options: ExecOptions) -> dict[str, Any]:
+def exec_body(command: str | Sequence[str], options: Mapping[str, object]) -> dict[str, Any]:
     body: dict[str, Any] = {
         "command": command if isinstance(command, str) else list(command),
         **options,
@@ -257,7 +257,7 @@ def exec_body(command: str | Sequence[str], options: ExecOptions) -> dict[str, A
     return body
 
 
-def exec_read_s(options: ExecOptions) -> float | None:
+def exec_read_s(options: Mapping[str, Any]) -> float | None:
     """The node bounds a command that names no time; how, only it knows. A node that is gone is
     noticed by TCP's keep-alive."""
     timeout_s = options.get("timeout_s")

@@ -31,6 +31,8 @@ class ProcessOptions(TypedDict, total=False):
     """Whether it gets a pipe that can be written; the default is that it does."""
     login: bool
     merge_stderr: bool
+    tty: Mapping[str, int]
+    """A terminal of ``cols`` and ``rows``; all that is written to it comes as ``stdout``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,12 @@ def send_signal(sandbox: str, process: str, number: int | str, tree: bool) -> Ca
     body = {"signal": number, "scope": "tree" if tree else "process"}
     path = f"{_path(sandbox, process)}/signal"
     return Call("POST", path, _nothing, json.dumps(body).encode(), JSON)
+
+
+def resize(sandbox: str, process: str, cols: int, rows: int) -> Call[None]:
+    body = json.dumps({"cols": cols, "rows": rows}).encode()
+    path = f"{_path(sandbox, process)}/resize"
+    return Call("POST", path, _nothing, body, JSON, repeatable=True)
 
 
 def remove(sandbox: str, process: str) -> Call[None]:

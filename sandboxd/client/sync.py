@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
-from sandboxd.client import calls, file_calls, local_tree, process_calls
+from sandboxd.client import calls, file_calls, local_tree, process_calls, session_calls
 from sandboxd.client.calls import CreateOptions, ExecOptions
 from sandboxd.client.file_calls import FileEntry, Listing
 from sandboxd.client.frames import FrameReader
@@ -28,8 +28,10 @@ from sandboxd.client.results import (
     Snapshots,
     Stats,
 )
+from sandboxd.client.session_calls import SessionInfos, SessionOptions
 from sandboxd.client.sync_driver import Driver
 from sandboxd.client.sync_process import Process
+from sandboxd.client.sync_session import Session
 from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
 
@@ -280,6 +282,23 @@ class Sandbox:
     def processes(self) -> Processes:
         """All that were not removed, in the order in which they were started."""
         return self._client.do(process_calls.list_all(self.id))
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def open_session(self, **options: Unpack[SessionOptions]) -> Session:
+        """A shell, or Python, whose directory, variables and functions last between commands."""
+        return Session(
+            self._client, self.id, self._client.do(session_calls.open_new(self.id, options))
+        )
+
+    def session(self, session_id: str) -> Session:
+        """One that was opened before."""
+        info = self._client.do(session_calls.get(self.id, session_id))
+        return Session(self._client, self.id, info)
+
+    def sessions(self) -> SessionInfos:
+        """All that were not closed, in the order in which they were opened."""
+        return self._client.do(session_calls.list_all(self.id))
 
     # --- files -------------------------------------------------------------------------------
 

@@ -251,6 +251,26 @@ def test_a_background_process(client: Client, daemon: Daemon):
         assert endless.wait(20).signal == signal.SIGKILL
 
 
+def test_a_session_keeps_its_state(client: Client, daemon: Daemon):
+    with client.create("busybox") as box:
+        with box.open_session(cwd="/tmp", env={"A": "b"}) as session:
+            assert session.exec("x=1; cd /work").ok
+            assert session.exec("echo $x $A $PWD").stdout == "1 b /work\n"
+            assert session.exec("cat", stdin="in\xff".encode("latin-1")).stdout_bytes == b"in\xff"
+            assert session.exec("sleep 60", timeout_s=0.2).timed_out
+            assert session.exec("echo $x").stdout == "1\n"
+            assert [one.id for one in box.sessions()] == [session.id]
+        assert box.sessions() == []
+
+        async def again() -> None:
+            async with async_client(daemon) as other:
+                box_there = await other.connect(box.id)
+                async with await box_there.open_session() as session:
+                    assert (await session.exec("exit 5")).session_state == "ended"
+
+        asyncio.run(again())
+
+
 def test_a_cancelled_worker_leaves_no_command(daemon: Daemon):
     async def main() -> None:
         async with async_client(daemon) as client, client.create("busybox") as box:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +82,35 @@ def test_a_process_in_the_background(sandboxd: Sandboxd, sandbox: str):
     line = good(sandboxd("ps", sandbox)).splitlines()[1].split()
     assert line[:3] == [process, "exited", "5"]
     assert good(sandboxd("ps", "--json", sandbox))["processes"][0]["exit_code"] == 5
+
+
+def test_a_terminal(daemon: Daemon, sandbox: str):
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if "SANDBOXD_" not in key}
+    environment |= {"SANDBOXD_URL": daemon.base_url, "SANDBOXD_TOKEN": daemon.token}
+    command = [sys.executable, "-m", "sandboxd", "shell", sandbox]
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        os.close(theirs)
+        try:
+            seen = b""
+            while b"# " not in seen:  # the shell's prompt: from now on keys are its own
+                seen += os.read(ours, 65536)
+            os.write(ours, b"stty size; tty; exit $((40 + 2))\r")
+            while True:
+                try:
+                    seen += os.read(ours, 65536)
+                except OSError:  # EIO: nobody has the other end any more
+                    break
+            assert process.wait(30) == 42, (seen, process.stderr and process.stderr.read())
+        finally:
+            process.kill()
+            os.close(ours)
+    assert b"40 100" in seen
+    assert b"/dev/pts/" in seen
+    assert daemon.http.get(f"/v1/sandboxes/{sandbox}/processes").json() == {"processes": []}
 
 
 def test_copying(sandboxd: Sandboxd, sandbox: str, tmp_path: Path):

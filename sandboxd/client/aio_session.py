@@ -1,0 +1,58 @@
+"""A session of a sandbox, in asyncio: a shell (or Python) whose state lasts between commands."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self, Unpack
+
+from sandboxd.client import session_calls
+from sandboxd.client.aio_driver import AsyncDriver
+from sandboxd.client.session_calls import SessionExecOptions, SessionInfo, SessionResult
+from sandboxd.errors import SandboxdError
+
+
+class AsyncSession:
+    """Made by ``AsyncSandbox.open_session`` or ``session``. A context manager, which closes it."""
+
+    def __init__(self, driver: AsyncDriver, sandbox_id: str, info: SessionInfo) -> None:
+        self._driver = driver
+        self._sandbox_id = sandbox_id
+        self.info = info
+        """What was last known of it; ``refresh`` asks again."""
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    async def refresh(self) -> SessionInfo:
+        self.info = await self._driver.do(session_calls.get(self._sandbox_id, self.id))
+        return self.info
+
+    async def exec(self, command: str, **options: Unpack[SessionExecOptions]) -> SessionResult:
+        """Run a command, one at a time: directory, variables and functions last. Raises SessionBusy
+        and SessionEnded."""
+        call = session_calls.execute(self._sandbox_id, self.id, command, options)
+        return await self._driver.do(call)
+
+    async def interrupt(self) -> bool:
+        """End the command that runs, as Ctrl-C does; False where none did."""
+        return await self._driver.do(session_calls.interrupt(self._sandbox_id, self.id))
+
+    async def close(self) -> None:
+        """End it with all that it has started. When it returns, none of it lives."""
+        await self._driver.do(session_calls.close(self._sandbox_id, self.id))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except SandboxdError:
+            if error is None:
+                raise
