@@ -61,7 +61,7 @@ static int raise_oom_score(int proc_fd) {
 }
 
 static int send_started(struct child *self, const struct inbox *in, const int *fds, int count) {
-    struct started started = {(uint32_t)getpid(), 0};
+    struct started started = {(uint32_t)getpid(), self->cgroup};
     if (wire_send(self->client_fd, R_STARTED, in->head.id, &started, sizeof started, fds, count, 0))
         return fail_at(&self->record->failure, STEP_STARTED, 0);
     return 0;

@@ -79,6 +79,7 @@ struct child {
     int root_fd;   /* the sandbox's root, O_PATH */
     int proc_fd;   /* its /proc and /dev as mounted by PID 1, whatever the root holds now */
     int dev_fd;
+    uint32_t cgroup; /* the serial of its exec */
 };
 
 /* wire.c */

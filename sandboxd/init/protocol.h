@@ -304,8 +304,8 @@ struct failure {
 
 /* R_STARTED */
 struct started {
-    uint32_t pid; /* in the sandbox's pid namespace */
-    uint32_t reserved;
+    uint32_t pid;    /* in the sandbox's pid namespace */
+    uint32_t cgroup; /* its cgroup is "e<cgroup>" in the sandbox's: for a kill from outside */
 };
 
 /* R_EXIT: `status` as wait4(2) gives it. With failure.step other than STEP_NONE the command did not

@@ -406,9 +406,10 @@ def unpack_failure(payload: bytes) -> Failure:
     return Failure(step, index, err)
 
 
-def unpack_started(payload: bytes) -> int:
-    """The command's pid in the sandbox's pid namespace."""
-    return _exactly(STARTED, payload)[0]
+def unpack_started(payload: bytes) -> tuple[int, int]:
+    """The command's pid in the sandbox's pid namespace, and the number that names its cgroup."""
+    pid, cgroup = _exactly(STARTED, payload)
+    return pid, cgroup
 
 
 def unpack_exited(payload: bytes) -> Exited:

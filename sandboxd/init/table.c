@@ -273,6 +273,7 @@ int table_start(uint32_t client, struct inbox *in, struct child *child, struct f
     exec->pid = dir < 0 ? -1 : sys_clone3_child(0, dir, NULL);
     if (exec->pid == 0) {
         child->record = &records[index];
+        child->cgroup = exec->serial;
         if (in->head.type == M_EXEC)
             exec_child(child, in);
         file_child(child, in);

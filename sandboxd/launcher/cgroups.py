@@ -87,6 +87,16 @@ class SandboxCgroups:
             undo.pop_all()
             return fds
 
+    def kill_exec(self, number: int) -> None:
+        """SIGKILL all that one exec has started; nothing if it is gone.
+
+        From outside the sandbox: PID 1 is in the same cgroups as what it would have to kill, and a
+        sandbox that has used up its memory and its CPU keeps it from doing so for half a minute.
+        """
+        if number > 0:
+            with suppress(OSError):
+                cgroup.kill(self.v2 / f"e{number}")
+
     def oom_kills(self) -> int:
         if self.oom_kill_path is None:
             return 0

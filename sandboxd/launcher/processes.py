@@ -52,6 +52,8 @@ class Process:
     number: int = 0
     """Of its exec, at PID 1."""
     pid: int = 0
+    cgroup: int = 0
+    """The number of its cgroup."""
     fds: list[int] = field(default_factory=list)
     """With a spool: stdin, or the terminal's master; without: every pipe, in R_STARTED's order."""
     exit: dict[str, Any] | None = None
@@ -133,7 +135,7 @@ class Processes:
                 failure = wire.unpack_failure(first.payload)
                 self._drop(process)
                 return {"failure": [failure.step, failure.index, failure.err]}, ()
-            process.pid = wire.unpack_started(first.payload)
+            process.pid, process.cgroup = wire.unpack_started(first.payload)
             fds = yield from self._connect(process, int(message["capacity"]))
         except BaseException as error:
             self._loop.spawn(self.remove(process))
@@ -195,6 +197,8 @@ class Processes:
         if slot is not None and process.number:
             if scope == KillScope.KILL_TREE and number == signal.SIGKILL and process.gone is None:
                 process.gone = Promise()
+            if scope == KillScope.KILL_TREE and number == signal.SIGKILL:
+                slot.cgroups.kill_exec(process.cgroup)
             try:
                 slot.pid1.signal(process.number, number, scope)
             except BrokenPipeError:

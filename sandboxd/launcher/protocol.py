@@ -25,6 +25,7 @@ list       ``after`` (a sandbox id, or "")                        ``sandboxes mo
 delete     ``sandbox``                                            ``sandbox`` when no process lives
 note       ``sandbox meta``                                       -
 freeze     ``sandbox frozen`` (a boolean)                         ``execs`` once all are frozen
+kill-exec  ``sandbox cgroup`` (of ``R_STARTED``)                  -
 usage      ``sandbox``                                            figures, see ``usage.py``
 process-…  see below
 ========== ====================================================== =================================

@@ -59,6 +59,7 @@ class Verbs:
             "snapshots": self._list_snapshots,
             "snapshot-delete": self._delete_snapshot,
             "note": self._note,
+            "kill-exec": self._kill_exec,
             "freeze": self._freeze,
             "usage": self._usage,
             "process-start": self._process_start,
@@ -210,6 +211,12 @@ class Verbs:
         yield from self.sandboxes.delete(message["sandbox"])
         self.processes.forget_sandbox(message["sandbox"])
         return {"sandbox": message["sandbox"]}, ()
+
+    def _kill_exec(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self._slot(message).cgroups.kill_exec(int(message["cgroup"]))
+        return {}, ()
+        yield
 
     def _note(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds

@@ -67,6 +67,7 @@ class Exec:
 
     __slots__ = (
         "_captures",
+        "_cgroup",
         "_control",
         "_cwd",
         "_deadline",
@@ -78,6 +79,7 @@ class Exec:
         "_killed",
         "_leftovers",
         "_loop",
+        "_on_kill",
         "_on_unkillable",
         "_oom",
         "_oom_before",
@@ -105,6 +107,7 @@ class Exec:
         cwd: str,
         oom: OomCounter,
         leftovers: Leftovers,
+        on_kill: Callable[[int], None],
         on_unkillable: Callable[[], None],
         sinks: tuple[Sink, Sink] | None = None,
         on_started: Callable[[int], None] | None = None,
@@ -116,6 +119,7 @@ class Exec:
         self._cwd = cwd
         self._oom = oom
         self._leftovers = leftovers
+        self._on_kill = on_kill
         self._on_unkillable = on_unkillable
         self._captures: tuple[Sink, Sink] = sinks or (
             Capture(request.max_output_bytes, request.truncate),
@@ -133,6 +137,7 @@ class Exec:
         self._exited_at = 0.0
         self._gone = False
         self._killed = False
+        self._cgroup = 0
         self._timed_out = False
         self._timeout_reason: TimeoutReason | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -195,6 +200,8 @@ class Exec:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(GONE_WAIT_S, self._unkillable)
+        # Twice: PID 1 says when all are gone, but may itself be starved by what it shall kill.
+        self._on_kill(self._cgroup)
         self._signal_tree(signal.SIGKILL)
 
     def _signal_tree(self, number: int) -> None:
@@ -249,8 +256,9 @@ class Exec:
             os.set_blocking(fd, False)
         if stdin is not None:
             self._stdin = Feeder(os.dup(fds[0]) if tty else fds[outputs], stdin)
+        pid, self._cgroup = protocol.unpack_started(payload)
         if self.on_started is not None:
-            self.on_started(protocol.unpack_started(payload))
+            self.on_started(pid)
         if self._delivered:
             self._poll_pipes()
 

@@ -248,7 +248,16 @@ class Runtime:
     def connect(self, sandbox: Sandbox, answer: Answer) -> None:
         """Take over the fds of an answer that says how a sandbox is reached."""
         path = str(answer.ok.get("oom_kill_path") or "")
+        sandbox.kill_from_outside = lambda number: self._kill_exec(sandbox.id, number)
         sandbox.connect(answer.take_fds(), path, self._control_closed)
+
+    def _kill_exec(self, sandbox_id: str, number: int) -> None:
+        async def ask() -> None:
+            with contextlib.suppress(SandboxdError):
+                await self.launcher.call("kill-exec", sandbox=sandbox_id, cgroup=number)
+
+        if number > 0:
+            self.spawn(ask())
 
     async def _launch(self, sandbox: Sandbox, snapshot: SnapshotRecord | None) -> Answer:
         """Have the image mounted and the sandbox made; the launcher's answer.

@@ -105,6 +105,8 @@ class Sandbox:
     renewed_until: float | None = None
     """When its time is up, where that was set anew since it was made."""
     resetting: bool = False
+    kill_from_outside: Callable[[int], None] = lambda _cgroup: None
+    """Have the launcher kill an exec, by the number of its cgroup."""
     last_used_at: float = field(default_factory=time.monotonic)
     events: EventLog = field(default_factory=EventLog)
     background: int = 0
@@ -300,6 +302,7 @@ class Sandbox:
             cwd=packed.cwd,
             oom=self._oom,
             leftovers=self._leftovers,
+            on_kill=self.kill_from_outside,
             on_unkillable=self._unkillable,
             sinks=sinks,
             on_started=on_started,

@@ -97,7 +97,7 @@ STRUCTS = {
     ),
     "kill_req": (protocol.KILL_REQ, ("signal", "scope")),
     "failure": (protocol.FAILURE, ("step", "index", "err", "reserved")),
-    "started": (protocol.STARTED, ("pid", "reserved")),
+    "started": (protocol.STARTED, ("pid", "cgroup")),
     "exited": (
         protocol.EXITED,
         (

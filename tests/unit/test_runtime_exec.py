@@ -50,6 +50,7 @@ class Bench:
         request = ExecRequest(command=("x",), **fields)
         running = Exec(
             self.control, request, user="0", cwd="/w", oom=self.oom, leftovers=self.leftovers,
+            on_kill=lambda _: None,
             on_unkillable=self._unkillable,
         )  # fmt: skip
         payload = protocol.exec_payload(
@@ -448,7 +449,8 @@ def test_a_queue_that_is_never_read_is_bounded(play):
         def start():
             Exec(
                 bench.control, request, user="0", cwd="/", oom=bench.oom,
-                leftovers=bench.leftovers, on_unkillable=lambda: None,
+                leftovers=bench.leftovers, on_kill=lambda _: None,
+            on_unkillable=lambda: None,
             ).start(payload, 0)  # fmt: skip
 
         with pytest.raises(TooManyExecs):
@@ -471,7 +473,8 @@ def test_a_large_payload_goes_through_a_memfd(play):
         )
         Exec(
             bench.control, request, user="0", cwd="/", oom=bench.oom,
-            leftovers=bench.leftovers, on_unkillable=lambda: None,
+            leftovers=bench.leftovers, on_kill=lambda _: None,
+            on_unkillable=lambda: None,
         ).start(payload, 0)  # fmt: skip
         message, fds = await asyncio.to_thread(bench.pid1.receive)
         assert message.flags & ExecFlag.EXEC_PAYLOAD_FD

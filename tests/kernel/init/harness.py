@@ -244,7 +244,7 @@ class Client:
 
     def started(self, number: int) -> tuple[int, list[int]]:
         message, fds = self.expect(number, MsgType.R_STARTED)
-        return wire.unpack_started(message.payload), fds
+        return wire.unpack_started(message.payload)[0], fds
 
     def exited(self, number: int) -> Exited:
         message, fds = self.expect(number, MsgType.R_EXIT)
@@ -261,7 +261,7 @@ class Client:
         if message.type == MsgType.R_FAILED:
             raise Refused(wire.unpack_failure(message.payload))
         if message.type == MsgType.R_STARTED:
-            pid = wire.unpack_started(message.payload)
+            pid, _ = wire.unpack_started(message.payload)
             if stdin is not None:
                 os.write(fds[-1], stdin)
                 os.close(fds.pop())

@@ -594,7 +594,8 @@ def test_an_idle_pid1_costs_next_to_nothing(sandbox, client, record_property):
     print(f"an idle PID 1: RSS {rss} KiB, private {private} KiB, PSS {sizes['Pss']} KiB")
     before = cpu_time_s(sandbox.pid)
     assert not select.select([client.sock], [], [], 0.3)[0]
-    assert cpu_time_s(sandbox.pid) == before
+    # Not a busy loop; the clock itself moves by a few microseconds for what was under way.
+    assert cpu_time_s(sandbox.pid) - before < 0.001
     threads = status.partition("Threads:")[2].split()[0]
     assert threads == "1"
 

@@ -67,7 +67,7 @@ static long take_pipes(void) {
     int pair[2];
     if (pipe(pair))
         return -1;
-    int size = fcntl(pair[1], F_SETPIPE_SZ, 1 << 20);
+    int size = fcntl(pair[1], F_GETPIPE_SZ);
     return size < 0 ? -1 : size / 4096;
 }
 
