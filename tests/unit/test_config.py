@@ -2,6 +2,8 @@
 
 import os
 import stat
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +145,13 @@ def test_a_token_that_others_may_read_is_refused(tmp_path):
         ensure_token(link)
     with pytest.raises(ConfigError):
         ensure_token(tmp_path / "no" / "directory")
+
+
+def test_the_sample_names_every_setting_with_its_default():
+    sample = Path(__file__).parents[2] / "deploy/sandboxd.toml"
+    assert load_config(sample, {}) == load_config(None, {})
+    named = set(load_config(sample, {}).origins)
+    tables = {"default_limits", "max_limits"}
+    wanted = {field.name for field in fields(Config)} - tables - {"origins"}
+    wanted |= {f"{table}.{field.name}" for table in tables for field in fields(Limits)}
+    assert named == wanted
