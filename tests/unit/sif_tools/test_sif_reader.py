@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -316,14 +317,19 @@ def test_a_huge_config_is_not_read(tmp_path: Path) -> None:
 
 
 def test_mutated_vectors_raise_nothing_but_sif_errors(vectors: Path, tmp_path: Path) -> None:
-    """Bytes of header, table and superblock changed at random; seeds make a failure repeatable."""
+    """Bytes of header, table and superblock changed at random; seeds make a failure repeatable.
+
+    SANDBOXD_TESTS_FUZZ_ITERATIONS: how many in all.
+    """
+    wanted = int(os.environ.get("SANDBOXD_TESTS_FUZZ_ITERATIONS", "100000"))
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     path = tmp_path / "mutated.sif"
     interesting = (0, 1, 0x7F, 0x80, 0xFF)
     outcomes = {"parsed": 0, "refused": 0}
     for source in all_vectors(vectors):
         original = source.read_bytes()[:65536]
         with path.open("w+b") as file:
-            for seed in range(100):
+            for seed in range(-(-wanted // len(all_vectors(vectors)))):
                 dice = random.Random(f"{source.name} {seed}")
                 data = bytearray(original)
                 for _ in range(dice.randint(1, 8)):
@@ -341,4 +347,7 @@ def test_mutated_vectors_raise_nothing_but_sif_errors(vectors: Path, tmp_path: P
                     outcomes["parsed"] += 1
                 except sif_tools.SifError:
                     outcomes["refused"] += 1
-    assert outcomes["refused"] > 1000
+    assert sum(outcomes.values()) >= wanted
+    assert outcomes["refused"] > wanted / 4
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    assert grown_kib < 64 * 1024
