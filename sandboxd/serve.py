@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import logging
 import os
+import pkgutil
 import pwd
 import resource
 import signal
@@ -23,6 +24,7 @@ import subprocess
 import sys
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Final
 
 import uvicorn
@@ -41,20 +43,23 @@ NODE_START_S: Final = 40.0
 NODE_STOP_S: Final = 20.0
 BACKLOG: Final = 4096
 
-# What uvicorn, anyio, h11 and the standard library import when first used.
-_LATE_IMPORTS: Final = (
-    "anyio._backends._asyncio",
-    "encodings.ascii",
-    "encodings.idna",
-    "encodings.latin_1",
-    "email.message",
-    "h11",
-    "httptools",
-    "multiprocessing",
-    "uvicorn.lifespan.on",
-    "uvicorn.loops.uvloop",
-    "uvicorn.protocols.http.httptools_impl",
-    "uvloop",
+_IMPORTED_WHOLE: Final = (
+    "anyio",
+    "encodings",
+    "fastapi",
+    "pydantic",
+    "sandboxd.api",
+    "sandboxd.images",
+    "sandboxd.runtime",
+    "sif_tools",
+    "starlette",
+    "uvicorn",
+)
+"""Packages that import parts of themselves when those are first used."""
+_LATE_IMPORTS: Final = ("email.message", "h11", "httptools", "multiprocessing", "uvloop")
+# Plug-ins for other tools, the former version, and what only starts a program.
+_NOT_IMPORTED: Final = frozenset(
+    {"__main__", "cli", "mypy", "supervisors", "testclient", "v1", "workers", "wsgi"}
 )
 
 
@@ -164,10 +169,29 @@ def _start_node(config: Config, lock: int) -> _Node:
     return node
 
 
-def _become(account: pwd.struct_passwd) -> None:
-    """Give root up for good. Nothing of the account's may read this process's memory: the token."""
+def _import_late_modules() -> None:
     for name in _LATE_IMPORTS:
         importlib.import_module(name)
+    for package in _IMPORTED_WHOLE:
+        _import_whole(importlib.import_module(package))
+
+
+def _import_whole(package: ModuleType) -> None:
+    """Import every module of a package, but for those that this installation has no use for."""
+    for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if found.name.rpartition(".")[2] in _NOT_IMPORTED:
+            continue
+        try:
+            module = importlib.import_module(found.name)
+        except Exception:  # noqa: BLE001 - it needs what is not installed: never used then
+            continue
+        if found.ispkg:
+            _import_whole(module)
+
+
+def _become(account: pwd.struct_passwd) -> None:
+    """Give root up for good. Nothing of the account's may read this process's memory: the token."""
+    _import_late_modules()
     raise_limit(resource.RLIMIT_NOFILE, NOFILE)
     os.setgroups([])
     os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
