@@ -216,35 +216,31 @@ static void ended(uint32_t index, int status, const struct rusage *usage) {
     settle(index);
 }
 
-bool table_reap(void) {
+/* Reap one process, an exec's or an orphan; as wait4(2). */
+static pid_t reap_one(int options) {
     struct rusage usage;
     int status;
-    for (int i = 0; i < REAP_BATCH; i++) {
-        pid_t pid = wait4(-1, &status, WNOHANG, &usage);
-        if (pid <= 0)
+    pid_t pid = wait4(-1, &status, options, &usage);
+    for (uint32_t index = 0; pid > 0 && index < execs_end; index++)
+        if (execs[index].state == RUNNING && execs[index].pid == pid) {
+            ended(index, status, &usage);
+            break;
+        }
+    return pid;
+}
+
+bool table_reap(void) {
+    for (int i = 0; i < REAP_BATCH; i++)
+        if (reap_one(WNOHANG) <= 0)
             return false;
-        for (uint32_t index = 0; index < execs_end; index++)
-            if (execs[index].state == RUNNING && execs[index].pid == pid) {
-                ended(index, status, &usage);
-                break;
-            }
-    }
     return true;
 }
 
 bool table_idle(bool wait) {
-    struct rusage usage;
-    int status;
-    for (;;) {
-        pid_t pid = wait4(-1, &status, wait ? 0 : WNOHANG, &usage);
-        if (pid <= 0)
-            return pid < 0 && errno == ECHILD;
-        for (uint32_t index = 0; index < execs_end; index++)
-            if (execs[index].state == RUNNING && execs[index].pid == pid) {
-                ended(index, status, &usage);
-                break;
-            }
-    }
+    pid_t pid;
+    while ((pid = reap_one(wait ? 0 : WNOHANG)) > 0)
+        ;
+    return pid < 0 && errno == ECHILD;
 }
 
 /* --- requests -------------------------------------------------------------------------------- */

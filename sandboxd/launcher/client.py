@@ -13,11 +13,12 @@ import os
 import random
 import socket
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from sandboxd.errors import ImageInUse, NodeError, NodeUnavailable, SandboxdError, subclasses
+from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ class LauncherClient:
         except asyncio.CancelledError:
             # The answer may have arrived in the very loop turn in which its waiter was cancelled.
             if future.done() and not future.cancelled() and future.exception() is None:
-                _close(future.result().fds)
+                close_fds(future.result().fds)
             raise
         finally:
             timer.cancel()
@@ -153,7 +154,7 @@ class LauncherClient:
             name=name,
             sif_offset=sif_offset,
         )
-        _close(answer.fds)
+        close_fds(answer.fds)
 
     async def unmount(self, key: str) -> bool:
         """Unmount an image; False while the launcher still has a user of it."""
@@ -161,7 +162,7 @@ class LauncherClient:
             answer = await self.call("unmount", key=key)
         except ImageInUse:
             return False
-        _close(answer.fds)
+        close_fds(answer.fds)
         return True
 
     async def list_sandboxes(self) -> list[protocol.SandboxRow]:
@@ -250,7 +251,7 @@ class LauncherClient:
         loop.remove_writer(sock.fileno())
         sock.close()
         for _, fds in self._queue:
-            _close(fds)
+            close_fds(fds)
         self._queue.clear()
         for future in self._calls.values():
             if not future.done():
@@ -292,7 +293,7 @@ class LauncherClient:
                 self._disconnect()
                 return
             self._queue.popleft()
-            _close(fds)
+            close_fds(fds)
         asyncio.get_running_loop().remove_writer(sock.fileno())
 
     def _readable(self, sock: socket.socket) -> None:
@@ -305,10 +306,10 @@ class LauncherClient:
             self._disconnect()
             return
         if message is None:
-            _close(fds)
+            close_fds(fds)
             self._disconnect()
         elif "event" in message:
-            _close(fds)
+            close_fds(fds)
             if self._listener is not None:
                 self._listener.launcher_event(message)
         else:
@@ -318,17 +319,11 @@ class LauncherClient:
         call_id = message.get("id")
         future = self._calls.pop(call_id, None) if isinstance(call_id, int) else None
         if future is None or future.done():
-            _close(fds)
+            close_fds(fds)
             return
         ok = message.get("ok")
         if isinstance(ok, dict):
             future.set_result(Answer(ok, fds))
         else:
-            _close(fds)
+            close_fds(fds)
             future.set_exception(error_from_launcher(message.get("error")))
-
-
-def _close(fds: Iterable[int]) -> None:
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)

@@ -6,7 +6,6 @@ what its socket does not take waits here, up to a bound.
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections import deque
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sandboxd.errors import NodeError, SandboxdError
+from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.loop import Loop, Promise
@@ -128,7 +128,7 @@ class _Connection:
     def send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
         """Send it, now or when the socket takes it; nothing if the daemon is gone."""
         if self._sock is None or len(self._unsent) >= UNSENT_MAX:
-            _close(fds)
+            close_fds(fds)
             self.close()
             return
         self._unsent.append((message, fds))
@@ -147,7 +147,7 @@ class _Connection:
                 self.close()
                 return True
             self._unsent.popleft()
-            _close(fds)
+            close_fds(fds)
         return True
 
     def _writable(self) -> None:
@@ -177,14 +177,9 @@ class _Connection:
         self._sock.close()
         self._sock = None
         for _, fds in self._unsent:
-            _close(fds)
+            close_fds(fds)
         self._unsent.clear()
         self._on_closed(self)
-
-
-def _close(fds: tuple[int, ...]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def _error_body(error: BaseException) -> dict[str, Any]:

@@ -14,10 +14,11 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.loop import Loop, Promise
 from sandboxd.linux.process import set_parent_death_signal
@@ -115,7 +116,7 @@ class Worker:
             except (OSError, ValueError) as refused:
                 error = refused
             self._queue.popleft()
-            _close(fds)
+            close_fds(fds)
             promise = self._pending.pop(message["id"], None) if error else None
             if error is not None and promise is not None:
                 promise.reject(error)
@@ -170,7 +171,7 @@ class Worker:
             return
         promise = self._pending.pop(message["id"], None)
         if promise is None or promise.settled:
-            _close(fds)
+            close_fds(fds)
         elif "errno" in message:
             promise.reject(
                 OSError(message["errno"], os.strerror(message["errno"]), message["what"])
@@ -187,7 +188,7 @@ class Worker:
         self._sock, self.pid = None, 0
         queue, self._queue = self._queue, deque()
         for _, fds in queue:
-            _close(fds)
+            close_fds(fds)
         pending, self._pending = self._pending, {}
         for promise in pending.values():
             promise.reject(BrokenPipeError(32, f"the {self._name} died"))
@@ -237,11 +238,5 @@ def serve_one(sock: socket.socket, handlers: Mapping[str, Handler]) -> bool:
         what = error.filename or error.strerror or str(error)
         protocol.send(sock, {"id": message["id"], "errno": error.errno or 5, "what": str(what)})
     finally:
-        _close((*fds, *passed))
+        close_fds((*fds, *passed))
     return True
-
-
-def _close(fds: Iterable[int]) -> None:
-    for fd in fds:
-        with suppress(OSError):
-            os.close(fd)
