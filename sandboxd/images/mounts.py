@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 class Mounter(Protocol):
     """What can mount: the launcher's client."""
 
-    async def mount(self, key: str, name: str, sif_offset: int, sif_fd: int) -> None: ...
+    async def mount(
+        self, key: str, name: str, sif_offset: int, sif_fd: int, digest: str = ""
+    ) -> None: ...
 
     async def unmount(self, key: str) -> bool:
         """False when the launcher still has a user of it."""
@@ -140,6 +142,12 @@ class ImageMounts:
         """Its server is gone: the next one who asks gets a new one."""
         self._mounts.pop(key, None)
 
+    def mounted_for_another(self, key: str, name: str, digest: str) -> None:
+        """It was mounted for a daemon that is gone: known, so that it is unmounted when idle."""
+        if key not in self._mounts:
+            self._mounts[key] = self._known(key, name)
+            self._leases.want(key, digest)
+
     def forget(self, share: Share) -> None:
         """As ``died``, for whoever found these very mounts unusable before anybody was told. One
         of them that is well is found mounted by the launcher, and stays."""
@@ -149,13 +157,14 @@ class ImageMounts:
 
     def reset(self, rows: list[dict[str, Any]]) -> None:
         """Take over what the launcher says is mounted (its answer to ``images``)."""
-        listed = {str(row["key"]): str(row.get("name", "")) for row in rows}
+        listed = {str(row["key"]): row for row in rows}
         for key, mount in list(self._mounts.items()):
             if key not in listed and mount.ready.done():
                 del self._mounts[key]
-        for key, name in listed.items():
+        for key, row in listed.items():
             if key not in self._mounts:
-                self._mounts[key] = self._known(key, name)
+                self._mounts[key] = self._known(key, str(row.get("name", "")))
+            self._leases.want(key, str(row.get("digest", "")))
 
     def _known(self, key: str, name: str) -> Mount:
         loop = asyncio.get_running_loop()
@@ -174,7 +183,7 @@ class ImageMounts:
         try:
             fd = await self.store.open(image)
             try:
-                await self._mounter.mount(image.key, image.name, image.sif_offset, fd)
+                await self._mounter.mount(image.key, image.name, image.sif_offset, fd, image.digest)
             finally:
                 os.close(fd)
         except BaseException as error:

@@ -144,7 +144,9 @@ class LauncherClient:
         if future is not None and not future.done():
             future.set_exception(NodeUnavailable(f"the launcher did not answer {verb!r} in time"))
 
-    async def mount(self, key: str, name: str, sif_offset: int, sif_fd: int) -> None:
+    async def mount(
+        self, key: str, name: str, sif_offset: int, sif_fd: int, digest: str = ""
+    ) -> None:
         """Mount an image; returns when files can be read. The fd stays the caller's."""
         answer = await self.call(
             "mount",
@@ -152,6 +154,7 @@ class LauncherClient:
             timeout_s=MOUNT_TIMEOUT_S,
             key=key,
             name=name,
+            digest=digest,
             sif_offset=sif_offset,
         )
         close_fds(answer.fds)

@@ -40,6 +40,8 @@ class MountedImage:
     name: str
     """Its directory among the mounts: short and without meaning, since sandboxes can see it."""
     ready: Promise[None]
+    label: dict[str, str] = field(default_factory=dict)
+    """What the daemon calls it; given back to one that starts anew."""
     pid: int = 0
     pidfd: int = -1
     alive_fds: tuple[int, ...] = ()
@@ -74,7 +76,9 @@ class Images:
         self._checking: MountedImage | None = None
         self.by_key: dict[str, MountedImage] = {}
 
-    def mount(self, key: str, sif_fd: int, offset_bytes: int) -> Task[MountedImage]:
+    def mount(
+        self, key: str, sif_fd: int, offset_bytes: int, label: dict[str, str] | None = None
+    ) -> Task[MountedImage]:
         """Mount an image, or wait for who is mounting it already. Takes ``sif_fd`` over.
 
         Raises ImageUnavailable.
@@ -85,7 +89,7 @@ class Images:
             yield image.ready
             return image
         self._next_name += 1
-        image = MountedImage(key, f"i{self._next_name}", Promise())
+        image = MountedImage(key, f"i{self._next_name}", Promise(), label or {})
         self.by_key[key] = image
         try:
             yield from self._start(image, sif_fd, offset_bytes)

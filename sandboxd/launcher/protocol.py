@@ -14,9 +14,10 @@ verb       request                                                answer (fds)
 ========== ====================================================== =================================
 hello      ``version``                                            ``version boot_id started_at``
 node       -                                                      ``features limits counts …``
-mount      ``key name sif_offset`` (fd: the SIF, read-only)       ``key`` when files can be read
+mount      ``key name digest sif_offset`` (fd: the SIF)           ``key`` when files can be read
 unmount    ``key``                                                ``key``; error ``image-in-use``
-images     -                                                      ``images: [{key name pid users}]``
+images     -                                                      ``images: [{key name digest pid
+                                                                  users}]``
 create     ``sandbox images:[key, ...] limits hostname meta``     ``sandbox pid phases
                                                                   oom_kill_path`` (fd: control)
 attach     ``sandbox``                                            ``sandbox oom_kill_path``
@@ -62,6 +63,9 @@ themselves. ``most`` is how many processes the sandbox may have.
 The control fd is a socket to the sandbox's PID 1 and speaks ``sandboxd/init/protocol.h``: execs and
 file operations go straight there; the launcher is only in the way of creating and deleting.
 
+What is asked for by a daemon that is gone when it is done is undone (a sandbox, a process, a
+snapshot); a mount stays, and ``image-mounted {key name digest}`` tells whoever is there by then.
+
 Events: ``sandbox-died {sandbox reason}`` (reason: ``exited``, ``oom-killed``, ``image-lost``,
 ``node-lost``), ``image-died {key}``, and ``process-exited {sandbox process exit}`` once all it
 wrote is in its spool. A row of ``list`` has the same ``reason`` as the first, for whoever was not
@@ -74,6 +78,7 @@ import array
 import json
 import os
 import socket
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -87,8 +92,8 @@ META_MAX: Final = 16 * 1024
 
 FDS_MAX: Final = 64
 
-LIST_PAGE: Final = 3
-"""Sandboxes in one answer to ``list``: each may carry META_MAX, and a page must fit a message."""
+PAGE_BYTES: Final = MESSAGE_MAX - META_MAX - 4096
+"""Of rows in one answer to ``list``: one more, with all the meta it may have, still fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,18 @@ class SandboxRow:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def page(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many of the first rows as one answer takes, and one at least."""
+    chosen: list[dict[str, Any]] = []
+    room = PAGE_BYTES
+    for row in rows:
+        if room <= 0:
+            break
+        chosen.append(row)
+        room -= len(json.dumps(row, separators=(",", ":"))) + 1
+    return chosen
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:

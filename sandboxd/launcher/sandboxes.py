@@ -181,6 +181,10 @@ class Sandboxes:
 
     def attach(self, sandbox: Sandbox) -> Task[int]:
         """A new control socket to the sandbox's PID 1; the caller closes its fd once passed on."""
+        if sandbox.changing is not None:
+            # A reset that a daemon asked for which is gone since: it has another PID 1 after it.
+            with suppress(OSError, TimeoutError, SandboxdError):
+                yield sandbox.changing
         if sandbox.slot is None or sandbox.state is not SandboxState.RUNNING:
             raise SandboxLost("the sandbox is dead", reason=sandbox.reason)
         control = yield from self._slots.attach(sandbox.slot)
@@ -327,8 +331,8 @@ class Sandboxes:
                 if sandbox.slot is not None:
                     sandbox.slot.kill()
 
-    def rows(self) -> list[SandboxRow]:
-        """All that can be adopted or deleted, by id."""
+    def rows(self, after: str = "") -> list[SandboxRow]:
+        """All that can be adopted or deleted, by id, from behind ``after`` on."""
         return [
             SandboxRow(
                 s.id,
@@ -339,7 +343,7 @@ class Sandboxes:
                 s.reason,
             )
             for s in sorted(self.by_id.values(), key=lambda s: s.id)
-            if s.state is not SandboxState.CREATING
+            if s.id > after and s.state is not SandboxState.CREATING
         ]
 
 

@@ -97,14 +97,19 @@ class Server:
         done = self._loop.spawn(self._verbs.serve(message, fds))
         done.watch(lambda: self._answer(connection, message, done))
 
-    @staticmethod
-    def _answer(connection: _Connection, message: dict[str, Any], done: Promise[Answer]) -> None:
+    def _answer(
+        self, connection: _Connection, message: dict[str, Any], done: Promise[Answer]
+    ) -> None:
         if done.error is not None:
             connection.send({"id": message.get("id"), "error": _error_body(done.error)}, ())
             return
         assert done.value is not None
         body, fds = done.value
-        connection.send({"id": message.get("id"), "ok": body}, fds)
+        if not connection.send({"id": message.get("id"), "ok": body}, fds):
+            # A daemon that took its place has asked for all there is, and may have done so before.
+            self._loop.spawn(self._verbs.undo(message, body))
+            if message.get("verb") == "mount":
+                self._tell({"event": "image-mounted", **body})
 
 
 class _Connection:
@@ -125,15 +130,16 @@ class _Connection:
         self._unsent: deque[tuple[dict[str, Any], tuple[int, ...]]] = deque()
         loop.add_reader(sock.fileno(), self._readable)
 
-    def send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
-        """Send it, now or when the socket takes it; nothing if the daemon is gone."""
+    def send(self, message: dict[str, Any], fds: tuple[int, ...]) -> bool:
+        """Send it, now or when the socket takes it; False if the daemon is gone."""
         if self._sock is None or len(self._unsent) >= UNSENT_MAX:
             close_fds(fds)
             self.close()
-            return
+            return False
         self._unsent.append((message, fds))
         if len(self._unsent) == 1 and not self._flush():
             self._loop.add_writer(self._sock.fileno(), self._writable)
+        return self._sock is not None
 
     def _flush(self) -> bool:
         """Send what waits; False if the socket takes no more for now."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from sandboxd.errors import NodeError, RequestError
+from sandboxd.errors import NodeError, RequestError, SandboxdError
 from sandboxd.init.protocol import KillScope
 from sandboxd.launcher import freeze, protocol, usage
 from sandboxd.launcher.images import Images
@@ -79,6 +79,19 @@ class Verbs:
                 with suppress(OSError):
                     os.close(fd)
 
+    def undo(self, message: dict[str, Any], ok: dict[str, Any]) -> Task[None]:
+        """Take back what a daemon asked for that is gone before it was answered: nobody knows of
+        it. What cannot be taken back is in the tables, for the next daemon to find."""
+        verb = message.get("verb")
+        with suppress(SandboxdError):
+            if verb == "create":
+                yield from self.sandboxes.delete(message["sandbox"])
+                self.processes.forget_sandbox(message["sandbox"])
+            elif verb == "snapshot":
+                self.snapshots.delete(message["snapshot"])
+            elif verb == "process-start" and "process" in ok:
+                yield from self.processes.remove(self.processes.find(message))
+
     def _hello(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         if message.get("version") != protocol.VERSION:
@@ -108,10 +121,11 @@ class Verbs:
     def _mount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         if len(fds) != 1:
             raise RequestError("mount takes the SIF's descriptor")
+        label = {"name": str(message["name"]), "digest": str(message.get("digest", ""))}
         image = yield from self.images.mount(
-            message["key"], os.dup(fds[0]), int(message["sif_offset"])
+            message["key"], os.dup(fds[0]), int(message["sif_offset"]), label
         )
-        return {"key": image.key}, ()
+        return {"key": image.key, **image.label}, ()
 
     def _unmount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
@@ -122,7 +136,7 @@ class Verbs:
     def _images(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del message, fds
         rows = [
-            {"key": i.key, "name": i.name, "pid": i.pid, "users": len(i.sandboxes)}
+            {"key": i.key, **i.label, "pid": i.pid, "users": len(i.sandboxes)}
             for i in self.images.by_key.values()
             if i.ready.settled
         ]
@@ -189,7 +203,7 @@ class Verbs:
     def _list_snapshots(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         rows = [r for r in self.snapshots.rows() if r["snapshot"] > str(message.get("after", ""))]
-        page = rows[: protocol.LIST_PAGE]
+        page = protocol.page(rows)
         return {"snapshots": page, "more": len(rows) > len(page)}, ()
         yield
 
@@ -201,8 +215,8 @@ class Verbs:
 
     def _list(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
-        rows = [row for row in self.sandboxes.rows() if row.sandbox > str(message.get("after", ""))]
-        page = [row.to_json() for row in rows[: protocol.LIST_PAGE]]
+        rows = self.sandboxes.rows(after=str(message.get("after", "")))
+        page = protocol.page(row.to_json() for row in rows)
         return {"sandboxes": page, "more": len(rows) > len(page)}, ()
         yield
 

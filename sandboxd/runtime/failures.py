@@ -17,8 +17,11 @@ from sandboxd.errors import (
     DiskFull,
     ExecSetupFailed,
     NodeError,
+    OomKilled,
     PidsExhausted,
+    SandboxDead,
     SandboxdError,
+    SandboxLost,
     TooManyExecs,
     UserNotFound,
 )
@@ -66,3 +69,14 @@ def exec_failure(failure: Failure, *, user: str, cwd: str) -> SandboxdError:
     return ExecSetupFailed(
         f"the command could not be started ({step_slug(step)}): {words(err)}", **detail
     )
+
+
+def death(reason: str) -> SandboxdError:
+    """What a sandbox has failed with, by the launcher's word on why."""
+    if reason == "image-lost":
+        return SandboxLost("the image's file system server died", reason=reason)
+    if reason == "node-lost":
+        return SandboxLost("a part of the node died, and the sandbox with it", reason=reason)
+    if reason == "oom-killed":
+        return OomKilled("the sandbox ran out of memory and lost its PID 1", reason=reason)
+    return SandboxDead("the sandbox's PID 1 is gone", reason=reason)

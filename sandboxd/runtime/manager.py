@@ -1,9 +1,9 @@
-"""The table of sandboxes: create, find, delete, adopt, and what the launcher tells.
+"""The table of sandboxes: create, find, delete, and what the launcher tells.
 
 There is no database: what lives is in the launcher, and every connection to it begins with asking
-for all of it. Until that is done nothing is created (``node-unavailable``). A sandbox that this
-daemon gave up on while it could not be deleted is remembered and deleted at the next connection, so
-that nothing lives that nobody knows of; its TTL stands behind that.
+for all of it (``adoption``). Until that is done nothing is created (``node-unavailable``). A
+sandbox that this daemon gave up on while it could not be deleted is remembered and deleted at the
+next connection, so that nothing lives that nobody knows of; its TTL stands behind that.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sandboxd.config import Config
 from sandboxd.errors import (
     ImageUnavailable,
     NodeUnavailable,
-    OomKilled,
     RequestError,
     SandboxDead,
     SandboxdError,
-    SandboxLost,
     SandboxNotFound,
 )
 from sandboxd.images.mounts import ImageMounts
 from sandboxd.images.store import ImageStore
 from sandboxd.launcher.client import Answer, LauncherClient
-from sandboxd.launcher.protocol import META_MAX, SandboxRow
+from sandboxd.launcher.protocol import META_MAX
 from sandboxd.model import InlineFile, SandboxSpec, SandboxState
+from sandboxd.runtime.adoption import Adoption
 from sandboxd.runtime.expiry import Expiry
+from sandboxd.runtime.failures import death
 from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
 from sandboxd.runtime.processes import ProcessTables
@@ -58,7 +58,6 @@ DELETE_AGAIN_S: Final = 5.0
 EXPIRY_GRAIN_S: Final = 0.002
 """Two clocks and a timer that may fire early: what is closer than this is due."""
 HOUSEKEEPING_S: Final = 5.0
-ATTACH_AT_ONCE: Final = 32
 
 
 def new_id(prefix: str = "sb") -> str:
@@ -82,6 +81,7 @@ class Runtime:
         self._abandoned: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready = False
+        self._became_ready = asyncio.Event()
         self._adopted = False
         self._losses = 0
         """How often the launcher was lost; tells a successor from the one before."""
@@ -93,6 +93,7 @@ class Runtime:
         self.images = ImageMounts(self._store, self.launcher, idle_s=self.config.image_idle_s)
         self.snapshots = SnapshotTable(self)
         self._keys = IdempotencyKeys()
+        self._adoption = Adoption(self, self._table, self._abandoned, self._keys)
         self._waiting = WaitingRoom(
             lambda: self.config.max_sandboxes - len(self._table),
             f"the node has its {self.config.max_sandboxes} sandboxes",
@@ -128,6 +129,12 @@ class Runtime:
     def ready(self) -> bool:
         """Whether sandboxes can be created: the launcher is there and all it has is known."""
         return self._ready
+
+    async def wait_ready(self, within_s: float) -> None:
+        """Until it is ready, but not for longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._became_ready.wait()
 
     @property
     def enforcement(self) -> dict[str, Any]:
@@ -215,7 +222,7 @@ class Runtime:
             snapshot = self.snapshots.find(spec.snapshot)
             spec = replace(spec, image=snapshot.image)
         await self._waiting.enter(wait_s)
-        sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark)
+        sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark, finished=not files)
         self._table[sandbox.id] = sandbox
         started_at = time.monotonic()
         if wait_s:
@@ -228,6 +235,8 @@ class Runtime:
                 put_at = time.monotonic()
                 for file in files:
                     await _put(sandbox, file)
+                sandbox.finished = True
+                await self.launcher.call("note", sandbox=sandbox.id, meta=sandbox.meta())
                 sandbox.phases_ms["files"] = _since(put_at)
         except BaseException:
             self._table.pop(sandbox.id, None)
@@ -333,11 +342,12 @@ class Runtime:
             self._expiry.add(sandbox.id, DELETE_AGAIN_S)
             raise
         else:
-            self._forget(sandbox)
+            self.forget(sandbox)
         finally:
             sandbox.deletion = None
 
-    def _forget(self, sandbox: Sandbox) -> None:
+    def forget(self, sandbox: Sandbox) -> None:
+        """It is gone from the launcher."""
         if self._table.get(sandbox.id) is sandbox:
             del self._table[sandbox.id]
         self._let_go(sandbox)
@@ -389,64 +399,18 @@ class Runtime:
 
     async def launcher_connected(self, hello: dict[str, Any]) -> None:
         """Ask for all there is and take it over; then, and only then, the node is ready."""
-        await self.node()
-        rows = {row.sandbox: row for row in await self.launcher.list_sandboxes()}
-        images = await self.launcher.call("images")
-        self.images.reset(images.ok.get("images") or [])
-        self.snapshots.adopt(await self.launcher.list_snapshots())
-        for sandbox in list(self._table.values()):
-            if sandbox.state is SandboxState.CREATING:
-                continue
-            row = rows.get(sandbox.id)
-            if row is None and sandbox.state is SandboxState.DELETING:
-                self._forget(sandbox)
-            elif row is None:
-                sandbox.fail(_death("node-lost"))
-            elif row.state == SandboxState.FAILED:
-                sandbox.fail(_death(row.reason))  # while nobody was there to be told
-        gate = asyncio.Semaphore(ATTACH_AT_ONCE)
-        unknown = [row for key, row in rows.items() if key not in self._table]
-        await asyncio.gather(*(self._adopt(row, gate) for row in unknown))
+        adopted = await self._adoption.take_over()
         for sandbox in list(self._table.values()):
             if sandbox.state is SandboxState.DELETING:
                 self._begin_delete(sandbox)
         self._ready = self._adopted = True
+        self._became_ready.set()
         self.spawn(self._delete_abandoned())
-        log.info("launcher connected, %d sandboxes (%d adopted)", len(self._table), len(unknown))
-
-    async def _adopt(self, row: SandboxRow, gate: asyncio.Semaphore) -> None:
-        if row.state == SandboxState.DELETING:
-            self._abandoned.add(row.sandbox)
-        if row.sandbox in self._abandoned:
-            return
-        try:
-            sandbox = Sandbox.from_meta(row.sandbox, row.meta)
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("sandbox %s has no record (%s) and is deleted", row.sandbox, error)
-            self._abandoned.add(row.sandbox)
-            return
-        async with gate:
-            if row.state == SandboxState.RUNNING:
-                try:
-                    answer = await self.launcher.call("attach", sandbox=row.sandbox)
-                    self.connect(sandbox, answer)
-                except NodeUnavailable:
-                    raise
-                except SandboxdError as error:
-                    sandbox.fail(SandboxDead(f"the sandbox cannot be reached: {error.message}"))
-            else:
-                sandbox.fail(_death(row.reason or row.state))
-        sandbox.mount = self.images.hold(row.images, sandbox.spec.image)
-        self._table[sandbox.id] = sandbox
-        sandbox.events.add("adopted", "by a daemon that has started anew")
-        self.watch_expiry(sandbox)
-        if sandbox.mark is not None:
-            with contextlib.suppress(SandboxdError):
-                if self._keys.find(sandbox.mark) is None:
-                    self._keys.remember(sandbox.mark, sandbox.view())
+        log.info("launcher connected, %d sandboxes (%d adopted)", len(self._table), adopted)
 
     def launcher_lost(self) -> None:
         self._ready = False
+        self._became_ready.clear()
         self._losses += 1
         self.processes.launcher_lost()
 
@@ -457,15 +421,18 @@ class Runtime:
         elif kind == "image-died":
             log.warning("the server of image %s died", event.get("key"))
             self.images.died(str(event.get("key")))
+        elif kind == "image-mounted":
+            of = {name: str(event.get(name)) for name in ("key", "name", "digest")}
+            self.images.mounted_for_another(**of)
         elif kind == "sandbox-died":
             sandbox = self._table.get(str(event.get("sandbox")))
             reason = str(event.get("reason", ""))
             if sandbox is not None:
-                sandbox.fail(_death(reason))
+                sandbox.fail(death(reason))
 
     def _control_closed(self, sandbox: Sandbox, reason: str) -> None:
         if not self._ready:
-            sandbox.fail(_death("node-lost"))
+            sandbox.fail(death("node-lost"))
         else:
             # Why is the launcher's to say, and its word is on the way over another socket.
             losses = self._losses
@@ -473,7 +440,7 @@ class Runtime:
 
     def _settle(self, sandbox: Sandbox, reason: str, losses: int) -> None:
         # A launcher that died may have a successor by now, which knows nothing of this sandbox.
-        sandbox.fail(_death(reason if losses == self._losses else "node-lost"))
+        sandbox.fail(death(reason if losses == self._losses else "node-lost"))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -502,16 +469,6 @@ def _stream_limits(config: Config) -> StreamLimits:
 def _since(at: float) -> float:
     """Milliseconds. By the system's clock: uvloop's has a grain of a millisecond."""
     return round((time.monotonic() - at) * 1000, 3)
-
-
-def _death(reason: str) -> SandboxdError:
-    if reason == "image-lost":
-        return SandboxLost("the image's file system server died", reason=reason)
-    if reason == "node-lost":
-        return SandboxLost("a part of the node died, and the sandbox with it", reason=reason)
-    if reason == "oom-killed":
-        return OomKilled("the sandbox ran out of memory and lost its PID 1", reason=reason)
-    return SandboxDead("the sandbox's PID 1 is gone", reason=reason)
 
 
 def _check_meta(meta: dict[str, Any]) -> None:

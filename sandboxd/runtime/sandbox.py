@@ -104,6 +104,8 @@ class Sandbox:
     deletion: asyncio.Task[None] | None = None
     renewed_until: float | None = None
     """When its time is up, where that was set anew since it was made."""
+    finished: bool = True
+    """Whether all it was asked for with is done; else no later daemon takes it over."""
     resetting: bool = False
     kill_from_outside: Callable[[int], None] = lambda _cgroup: None
     """Have the launcher kill an exec, by the number of its cgroup."""
@@ -169,6 +171,7 @@ class Sandbox:
             "idempotency": [self.mark.key, self.mark.fingerprint] if self.mark else None,
             "renewed_until": self.renewed_until,
             "paused": self.state is SandboxState.PAUSED,
+            "finished": self.finished,
         }
 
     @classmethod
@@ -184,6 +187,7 @@ class Sandbox:
             created_at=float(meta["created_at"]),
             mark=IdempotencyMark(*mark) if mark else None,
             renewed_until=meta["renewed_until"],
+            finished=bool(meta.get("finished", True)),
             # What ``connect`` makes of it where it was not paused.
             state=SandboxState.PAUSED if meta["paused"] else SandboxState.CREATING,
         )

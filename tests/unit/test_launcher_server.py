@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sandboxd.launcher import protocol, server
-from sandboxd.launcher.loop import Loop
+from sandboxd.launcher.loop import Loop, Promise
 from sandboxd.launcher.server import Server
 
 ANSWER = "x" * 2000
@@ -22,10 +22,25 @@ ANSWER = "x" * 2000
 class Echo:
     """In the place of the verbs: every request is answered with a descriptor of its own."""
 
+    def __init__(self) -> None:
+        self.held: dict[int, Promise[None]] = {}
+        self.undone: list[int] = []
+
     def serve(self, message: dict[str, Any], fds: list[int]):
         for fd in fds:
             os.close(fd)
+        if message.get("hold"):
+            held = self.held[message["n"]] = Promise()
+            yield held
+        if "release" in message:
+            self.held[message["release"]].resolve(None)
         return {"echo": message["n"], "pad": ANSWER}, (os.open("/dev/null", os.O_RDONLY),)
+        yield
+
+    def undo(self, message: dict[str, Any], ok: dict[str, Any]):
+        assert ok["echo"] == message["n"]
+        self.undone.append(message["n"])
+        return
         yield
 
 
@@ -89,6 +104,40 @@ def test_one_that_never_reads_is_let_go(running, monkeypatch):
         assert message["ok"]["echo"] == 7
         os.close(fds[0])
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+@pytest.mark.parametrize("verb", ["create", "mount"])
+def test_what_nobody_can_be_told_of_is_undone(running, verb: str):
+    """A daemon that is gone when its request is done: its successor has listed all by then."""
+    echo = running.server._verbs
+    fds = len(os.listdir("/proc/self/fd"))
+    with connect(running.path) as first:
+        for n in (1, 2):
+            protocol.send(first, {"id": n, "n": n, "verb": verb, "hold": True})
+        ask(first, {"id": 3, "n": 3, "release": 1})
+        # The one that is done while somebody is there to hear of it is not.
+        assert answer(first)["id"] == 1
+        assert echo.undone == []
+    with connect(running.path) as second:
+        ask(second, {"id": 4, "n": 4, "release": 2})
+        if verb == "mount":
+            assert answer(second)["event"] == "image-mounted"
+        ask(second, {"id": 5, "n": 5})
+        assert echo.undone == [2]
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
+def ask(sock: socket.socket, message: dict[str, Any]) -> None:
+    protocol.send(sock, message)
+    assert answer(sock)["id"] == message["id"]
+
+
+def answer(sock: socket.socket) -> dict[str, Any]:
+    message, fds = protocol.receive(sock)
+    for fd in fds:
+        os.close(fd)
+    assert message is not None
+    return message
 
 
 def test_what_is_no_message_leaks_no_descriptor():

@@ -184,6 +184,40 @@ def test_a_create_cut_off_by_the_launcher_leaves_nothing(world):
     asyncio.run(main())
 
 
+def test_one_that_was_not_finished_is_not_taken_over(world):
+    """A daemon was killed between the making of a sandbox and the files it was asked for with."""
+
+    async def first():
+        async with world.runtime() as runtime:
+            return [await runtime.create(SPEC, f"key-{n}") for n in range(2)]
+
+    async def second(views):
+        async with world.runtime() as runtime:
+            assert [one.id for one in runtime.sandboxes()] == [views[1].id]
+            await until(lambda: list(world.launcher.rows) == [views[1].id])
+            # Its key is free: whoever asks again gets one that is whole.
+            assert (await runtime.create(SPEC, "key-0")).id != views[0].id
+
+    views = asyncio.run(first())
+    world.launcher.rows[views[0].id]["meta"]["finished"] = False
+    asyncio.run(second(views))
+
+
+def test_what_was_paused_half_way_is_paused(world):
+    async def first():
+        async with world.runtime() as runtime:
+            return await runtime.create(SPEC)
+
+    async def second(view):
+        async with world.runtime() as runtime:
+            assert runtime.find(view.id).state is SandboxState.PAUSED
+            assert world.launcher.frozen == {view.id: True}
+
+    view = asyncio.run(first())
+    world.launcher.rows[view.id]["meta"]["paused"] = True  # noted, and not done yet
+    asyncio.run(second(view))
+
+
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [("exited", SandboxDead), ("image-lost", SandboxLost), ("oom-killed", OomKilled)],
