@@ -24,6 +24,7 @@ from sandboxd.model import Limits
 
 ENV_PREFIX: Final = "SANDBOXD_"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+NODES: Final = ("auto", "own", "unit")
 TOKEN_BYTES: Final = 32
 _TABLES: Final = ("default_limits", "max_limits")
 
@@ -42,6 +43,9 @@ class Config:
     """The bearer token's file; ``token`` in ``state_dir`` if empty."""
     user: str = "sandboxd"
     """The unprivileged account that the API runs as, and whose subordinate ids sandboxes use."""
+    node: str = "auto"
+    """Whose the node's root part is: ``own`` of this daemon, ending with it; ``unit``, started
+    apart by ``sandboxd node``; ``auto``: a unit's where one runs, else its own."""
     node_name: str = ""
     """How answers name this node; the host's name if empty."""
     cgroup_root: str = "sandboxd"
@@ -64,6 +68,9 @@ class Config:
     default_output_bytes: int = 10 * 1024 * 1024
     """Kept per stream of an exec that names no cap."""
     max_output_bytes: int = 64 * 1024 * 1024
+    stop_grace_s: float = 5.0
+    """What is under way when the daemon is told to stop, and the node is a unit's, has so long to
+    end."""
     stream_heartbeat_s: float = 10.0
     """A stream that is silent for so long says that it lives."""
     stream_resume_s: float = 10.0
@@ -245,6 +252,8 @@ def _check(config: Config) -> None:
             raise refuse(key, f"must be an absolute path, not {getattr(config, key)!r}")
     if config.log_level not in LOG_LEVELS:
         raise refuse("log_level", f"must be one of {', '.join(LOG_LEVELS)}")
+    if config.node not in NODES:
+        raise refuse("node", f"must be one of {', '.join(NODES)}")
     if not config.cgroup_root or "/" in config.cgroup_root or config.cgroup_root.startswith("."):
         raise refuse("cgroup_root", "must be the name of one directory")
     for one in fields(Config):

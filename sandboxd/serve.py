@@ -1,17 +1,21 @@
 """The daemon's processes, started and ended: hostd, a child that stays root, and the API.
 
 Order of a start, and why:
-  1. as root: directories, the token (readable by the API's account alone), the listening socket;
+  1. as root: directories, the token (readable by the API's account alone), the listening socket,
+     or those that a service manager holds: they queue what comes while there is no daemon;
   2. the lock of ``runtime_dir``, then hostd, unless one that is a unit of its own serves there;
      ours is ended with us by a pipe that closes when this process ends, however it ends;
   3. everything is imported that a request may need: the account may not be able to read Python's
      own files;
-  4. the account's ids, for good; then the API serves.
+  4. the account's ids, for good; then the API serves, once all sandboxes are known.
+
+Beside a node that is a unit the daemon needs no root at all, and may run as the account from the
+start. It may end at any time then; the sandboxes stay.
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import importlib
 import logging
 import os
@@ -22,7 +26,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
@@ -33,14 +38,24 @@ from sandboxd.api.app import create_app
 from sandboxd.config import Config, ensure_token
 from sandboxd.errors import ConfigError, FeatureMissing, NodeUnavailable
 from sandboxd.host import node_lock
+from sandboxd.host.command import hostd_command
 from sandboxd.linux.process import raise_limit, set_dumpable, set_no_new_privs
 from sandboxd.runtime.manager import Runtime
+from sandboxd.runtime.reloading import Reloader
+from sandboxd.service_manager import ServiceManager, take_listeners
+
+log = logging.getLogger(__name__)
 
 NOFILE: Final = 1_048_576
 """A handful for each sandbox and each exec."""
 
 NODE_START_S: Final = 40.0
 NODE_STOP_S: Final = 20.0
+ADOPTION_S: Final = 10.0
+"""So long a daemon waits to know all sandboxes before it takes requests and says that it is
+ready."""
+END_S: Final = 10.0
+"""For requests that were told that the daemon stops."""
 BACKLOG: Final = 4096
 
 _IMPORTED_WHOLE: Final = (
@@ -79,16 +94,46 @@ class _Node:
             print("sandboxd: the node is still being taken down", file=sys.stderr)
 
 
-def run(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status.
+def run(load: Callable[[], Config]) -> int:
+    """Serve with what ``load`` gives, now and at a reload, until SIGTERM or SIGINT; returns the
+    exit status.
 
     Raises ConfigError, FeatureMissing, NodeUnavailable.
     """
-    if os.geteuid() != 0:
+    config = load()
+    account = _account(config)
+    is_root = os.geteuid() == 0
+    if not is_root and (config.node == "own" or os.geteuid() != account.pw_uid):
         raise FeatureMissing(
             "sandboxd must be started as root; it gives root up before it serves",
             hint="the rootless mode is not there yet",
         )
+    _make_directories(config, is_root)
+    token = ensure_token(_token_path(config), account.pw_uid, account.pw_gid)
+    with ExitStack() as stack:
+        listeners = take_listeners(os.environ) or [_listen(config)]
+        for listener in listeners:
+            stack.enter_context(listener)
+        lock = None
+        if is_root and config.node != "unit":
+            lock = node_lock.claim(config.runtime_dir)
+            if lock is None and config.node == "own":
+                raise ConfigError(
+                    f"a node that is a unit of its own serves in {config.runtime_dir}",
+                    hint='stop it, or set node to "auto"',
+                )
+        node = None if lock is None else _start_node(config, lock)
+        if node is None:
+            node_lock.claim_api(config.runtime_dir)
+        try:
+            _become(account)
+            return _serve(config, load, token, listeners, node)
+        finally:
+            if node is not None:
+                node.stop()
+
+
+def _account(config: Config) -> pwd.struct_passwd:
     try:
         account = pwd.getpwnam(config.user)
     except KeyError:
@@ -97,21 +142,13 @@ def run(config: Config) -> int:
         ) from None
     if account.pw_uid == 0:
         raise ConfigError("the API does not run as root", hint="set user to another account")
-    _make_directories(config)
-    token = ensure_token(_token_path(config), account.pw_uid, account.pw_gid)
-    with closing(_listen(config)) as listener:
-        lock = node_lock.claim(config.runtime_dir)
-        node = None if lock is None else _start_node(config, lock)
-        try:
-            _become(account)
-            return _serve(config, token, listener, node)
-        finally:
-            if node is not None:
-                node.stop()
+    return account
 
 
-def _make_directories(config: Config) -> None:
-    for path in (config.state_dir, config.runtime_dir, config.images_dir):
+def _make_directories(config: Config, is_root: bool) -> None:
+    # The sockets' directory is the node's: only root makes it.
+    mine = (config.state_dir, config.images_dir, *((config.runtime_dir,) if is_root else ()))
+    for path in mine:
         os.makedirs(path, mode=0o755, exist_ok=True)
 
 
@@ -136,25 +173,18 @@ def _listen(config: Config) -> socket.socket:
     return listener
 
 
-def cgroup_name(config: Config) -> str:
-    """One name for each runtime directory: two daemons never touch each other's cgroups."""
-    instance = hashlib.sha256(os.path.realpath(config.runtime_dir).encode()).hexdigest()[:8]
-    return f"{config.cgroup_root}-{instance}"
-
-
 def _start_node(config: Config, lock: int) -> _Node:
     lifeline_read, lifeline = os.pipe2(os.O_CLOEXEC)
     ready, ready_write = os.pipe2(os.O_CLOEXEC)
-    command = [sys.executable, "-m", "sandboxd.host"]
-    command += ["--account", config.user, "--runtime-dir", config.runtime_dir]
-    command += ["--cgroup-name", cgroup_name(config), "--squashfuse", config.squashfuse]
-    command += ["--max-sandboxes", str(config.max_sandboxes)]
-    command += ["--slots-min", str(config.slots_min), "--slots-max", str(config.slots_max)]
+    command = hostd_command(config)
     command += ["--lifeline-fd", str(lifeline_read), "--ready-fd", str(ready_write)]
     command += ["--lock-fd", str(lock)]
     # A session of its own: a Ctrl-C in the terminal is for us, and we end it.
+    # What a service manager wants to hear is ours to tell.
+    env = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
     process = subprocess.Popen(
         command,
+        env=env,
         stdin=subprocess.DEVNULL,
         pass_fds=(lifeline_read, ready_write, lock),
         start_new_session=True,
@@ -193,44 +223,86 @@ def _become(account: pwd.struct_passwd) -> None:
     """Give root up for good. Nothing of the account's may read this process's memory: the token."""
     _import_late_modules()
     raise_limit(resource.RLIMIT_NOFILE, NOFILE)
-    os.setgroups([])
-    os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
-    os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
+        os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
     set_no_new_privs()
     set_dumpable(False)
     os.chdir("/")
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, ended when hostd ends: only root could start that again."""
+    """uvicorn, which tells a service manager how it is, and ends when a hostd of our own ends: only
+    root could start that again."""
 
-    def __init__(self, config: uvicorn.Config, runtime: Runtime, node: _Node | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        runtime: Runtime,
+        reloader: Reloader,
+        node: _Node | None,
+    ) -> None:
         super().__init__(config)
         self._runtime = runtime
+        self._reloader = reloader
         self._node = node
+        self._manager = ServiceManager(os.environ)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        known = "all sandboxes are known" if self._runtime.ready else "the node is not there yet"
+        self._manager.ready(f"serving; {known}")
+
+    def _reload(self) -> None:
+        self._manager.reloading()
+        try:
+            self._reloader.reload()
+        except ConfigError as error:
+            log.error("nothing is changed: %s", error.message)  # noqa: TRY400
+        self._tell_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Whoever waits for a command hears at once why it has no result; uvicorn would wait for
-        # its end, and after timeout_graceful_shutdown cut it off without a word.
-        error = NodeUnavailable("the daemon is stopping")
-        with suppress(NodeUnavailable):
-            for sandbox in self._runtime.sandboxes():
-                sandbox.disconnect(error)
+        self._manager.stopping()
+        self._runtime.processes.end_waits()
+        # Sandboxes end with a node of our own. Beside a unit they stay, and what is under way in
+        # them may end. Then whoever waits hears at once why there is no result; uvicorn would
+        # wait for the end, and after timeout_graceful_shutdown cut it off without a word.
+        grace_s = 0.0 if self._node is not None else self._runtime.config.stop_grace_s
+        self.config.timeout_graceful_shutdown = int(grace_s + END_S)
+        loop = asyncio.get_running_loop()
+        cut = loop.call_later(grace_s, self._runtime.cut_off)
+        if grace_s == 0:
+            cut.cancel()
+            self._runtime.cut_off()
         await super().shutdown(sockets)
+        cut.cancel()
 
     async def on_tick(self, counter: int) -> bool:
+        self._manager.alive()
         if self._node is not None and counter % 10 == 0 and self._node.process.poll() is not None:
-            logging.getLogger(__name__).error("the node ended; so does the daemon")
+            log.error("the node ended; so does the daemon")
             return True
         return await super().on_tick(counter)
 
 
-def _serve(config: Config, token: str, listener: socket.socket, node: _Node | None) -> int:
+def _serve(
+    config: Config,
+    load: Callable[[], Config],
+    token: str,
+    listeners: list[socket.socket],
+    node: _Node | None,
+) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     runtime = Runtime(config)
-    app = create_app(config, runtime, token=token)
+    reloader = Reloader(runtime, load)
+    app = create_app(config, runtime, token=token, ready_within_s=ADOPTION_S, reloader=reloader)
     server = _Server(
         uvicorn.Config(
             app,
@@ -242,14 +314,14 @@ def _serve(config: Config, token: str, listener: socket.socket, node: _Node | No
             lifespan="on",
             backlog=BACKLOG,
             server_header=False,
-            timeout_graceful_shutdown=10,
         ),
         runtime,
+        reloader,
         node,
     )
     # uvicorn raises the signal again once it has ended; here ending is what was asked for.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     failed = not server.started or (node is not None and node.process.poll() is not None)
     return 1 if failed else 0

@@ -32,6 +32,7 @@ from sandboxd.api.routes import exec as exec_route
 from sandboxd.config import Config
 from sandboxd.errors import BodyTooLarge, HttpError, SandboxdError, Unauthorized
 from sandboxd.runtime.manager import Runtime
+from sandboxd.runtime.reloading import Reloader
 
 DESCRIPTION = """Disposable, isolated Linux sandboxes for rollout workers.
 
@@ -46,8 +47,18 @@ NO_HTTP: Final = {"text/plain": {"schema": {"type": "string"}}}
 400 that never reaches the application."""
 
 
-def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
+def create_app(
+    config: Config,
+    runtime: Runtime,
+    *,
+    token: str,
+    ready_within_s: float = 0.0,
+    reloader: Reloader | None = None,
+) -> FastAPI:
     """The application; its lifespan starts and closes ``runtime``.
+
+    Requests are taken once all sandboxes are known, or ``ready_within_s`` later. Without a
+    ``reloader`` the configuration never changes.
 
     Raises ConfigError for an empty token: there is no open mode, on no address.
     """
@@ -55,6 +66,7 @@ def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await runtime.start()
+        await runtime.wait_ready(ready_within_s)
         try:
             yield
         finally:
@@ -72,6 +84,7 @@ def create_app(config: Config, runtime: Runtime, *, token: str) -> FastAPI:
         redoc_url=None,
     )
     app.state.runtime = runtime
+    app.state.reloader = reloader or Reloader(runtime, lambda: config)
     exception_handlers.install(app)
     # In the order of how often they are asked: the router tries one after another.
     for resource in (

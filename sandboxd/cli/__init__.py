@@ -23,6 +23,7 @@ from sandboxd.cli import (
     lifecycle,
     logs,
     ls,
+    node,
     rm,
     run,
     serve,
@@ -53,6 +54,7 @@ def build() -> typer.Typer:
     """The program."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, callback=_root)
     app.command("serve")(serve.serve)
+    app.command("node")(node.node)
     app.command("doctor")(doctor.doctor)
     app.command("ls")(ls.ls)
     app.command("ps")(logs.ps)

@@ -22,25 +22,24 @@ def serve(
     images_dir: Annotated[str | None, typer.Option(help="Where the images lie.")] = None,
     user: Annotated[str | None, typer.Option(help="Account that the API runs as.")] = None,
     max_sandboxes: Annotated[int | None, typer.Option(help="At once.")] = None,
+    node: Annotated[str | None, typer.Option(help="Its root part: auto, own or unit.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Run the daemon, in the foreground."""
+    flags: dict[str, object] = {
+        "listen": listen,
+        "state_dir": state_dir,
+        "runtime_dir": runtime_dir,
+        "images_dir": images_dir,
+        "user": user,
+        "max_sandboxes": max_sandboxes,
+        "log_level": log_level,
+        "node": node,
+    }
     with reporting():
-        settings = load_config(
-            config,
-            overrides={
-                "listen": listen,
-                "state_dir": state_dir,
-                "runtime_dir": runtime_dir,
-                "images_dir": images_dir,
-                "user": user,
-                "max_sandboxes": max_sandboxes,
-                "log_level": log_level,
-            },
-        )
         # Here and not above: no other verb is to pay for the web stack.
         from sandboxd.serve import (  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
             run,
         )
 
-        raise typer.Exit(run(settings) or 0)
+        raise typer.Exit(run(lambda: load_config(config, overrides=flags)) or 0)

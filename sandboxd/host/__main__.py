@@ -1,5 +1,8 @@
 """``python -m sandboxd.host``: run hostd with what the command line says; needs the host's root.
 
+Without a lock that it inherits it is a unit of its own (``sandboxd node``), and tells the service
+manager when it serves.
+
 It tries first whether the node can keep what a sandbox promises, and refuses to start where it
 cannot: a layer of isolation is never skipped.
 """
@@ -37,7 +40,7 @@ def main() -> int:
     try:
         if args.lock_fd is None:
             os.makedirs(args.runtime_dir, mode=0o755, exist_ok=True)
-            node_lock.share(args.runtime_dir)
+            node_lock.claim_for_unit(args.runtime_dir)
         ids = find_ids(args.account)
         features, findings = probe(args.account, sandboxes=args.max_sandboxes)
         settings = NodeSettings(

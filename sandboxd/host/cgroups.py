@@ -34,7 +34,7 @@ def make_node_cgroups(name: str, owner: int) -> NodeCgroups:
             "no cgroup2 hierarchy is mounted; execs could not be killed exactly",
             hint="mount -t cgroup2 none /sys/fs/cgroup/unified",
         )
-    own_v2 = layout.own.get("", layout.v2_mount)
+    own_v2 = _delegated(layout.own.get("", layout.v2_mount))
     v2_controllers = frozenset(c for c in CONTROLLERS if layout.version_of(c) == 2)
     if v2_controllers:
         _make_room(own_v2, layout.v2_mount)
@@ -67,6 +67,12 @@ def remove_node_cgroups(node: NodeCgroups, timeout_s: float = 10.0) -> None:
         cgroup.kill(node.v2)
     for path in (*node.v1.values(), node.v2):
         cgroup.remove_tree(path, deadline)
+
+
+def _delegated(own: Path) -> Path:
+    """The cgroup that was given to whoever started us: what an earlier node moved out of its way
+    (a shell it was started from) is below that."""
+    return own.parent if own.name == SUPERVISOR else own
 
 
 def _make_room(own: Path, mount: Path) -> None:

@@ -20,13 +20,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sdnotify import SystemdNotifier
+
 from sandboxd.errors import NodeError
+from sandboxd.host import node_lock
 from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
 from sandboxd.launcher import protocol
@@ -272,6 +275,7 @@ def listen(settings: NodeSettings) -> socket.socket:
     finally:
         os.umask(old)
     os.chown(path, settings.ids.api_uid, settings.ids.api_gid)
+    node_lock.make_api_lock(settings.runtime_dir, settings.ids.api_uid, settings.ids.api_gid)
     listener.listen(16)
     return listener
 
@@ -279,8 +283,10 @@ def listen(settings: NodeSettings) -> socket.socket:
 def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> None:
     """Serve until SIGTERM or SIGINT, or until ``lifeline`` (a pipe's read end) is at its end.
 
-    One byte is written to ``ready_fd`` when the node first serves, and the fd closed.
+    One byte is written to ``ready_fd`` when the node first serves, and the fd closed; a service
+    manager is told too (sd_notify(3)).
     """
+    tell = SystemdNotifier().notify
     os.makedirs(f"{settings.runtime_dir}/mnt", mode=0o755, exist_ok=True)
     os.chmod(settings.runtime_dir, 0o755)
     # Hard limits cap the sum over all sandboxes, which cannot be raised once root is given up.
@@ -296,11 +302,16 @@ def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> N
         signal.signal(number, lambda *_: None)
     with listen(settings) as listener:
         try:
-            while _run_once(settings, listener, lifeline, stop_read, ready_fd):
-                ready_fd = None  # it was told once
+            first = True
+            while _run_once(
+                settings, listener, lifeline, stop_read, ready_fd, tell=tell, first=first
+            ):
+                first, ready_fd = False, None
+                tell("STATUS=a part of the node died; it is started anew")
                 if select.select([stop_read], [], [], RESTART_PAUSE_S)[0]:
                     break
         finally:
+            tell("STOPPING=1")
             with suppress(OSError):
                 os.unlink(f"{settings.runtime_dir}/launcher.sock")
                 os.rmdir(f"{settings.runtime_dir}/mnt")
@@ -312,6 +323,9 @@ def _run_once(
     lifeline: int | None,
     stop_read: int,
     ready_fd: int | None,
+    *,
+    tell: Callable[[str], None],
+    first: bool,
 ) -> bool:
     """One life of a node; True when it is to be started again.
 
@@ -323,13 +337,14 @@ def _run_once(
         try:
             node.start()
         except (NodeError, OSError) as error:
-            if ready_fd is not None:
+            if first:
                 raise
             print(f"hostd: the node did not start again: {error}", file=sys.stderr)
             return True
         if ready_fd is not None:
             os.write(ready_fd, b"1")
             os.close(ready_fd)
+        tell("READY=1\nSTATUS=launcher and zygote run")
         orders = [fd for fd in (stop_read, lifeline) if fd is not None]
         poller = select.poll()
         for fd in (*orders, *node.watched()):

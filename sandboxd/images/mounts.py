@@ -67,7 +67,7 @@ class ImageMounts:
     def __init__(self, store: ImageStore, mounter: Mounter, *, idle_s: float) -> None:
         self.store = store
         self._mounter = mounter
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self._leases = Leases(store.directory)
         self._mounts: dict[str, Mount] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,7 +209,7 @@ class ImageMounts:
             if not mount.users
             and not mount.leaving
             and mount.is_ready
-            and now - mount.idle_since >= self._idle_s
+            and now - mount.idle_since >= self.idle_s
         ]
         for mount in sorted(idle, key=lambda one: one.idle_since):
             self._begin_unmount(mount)

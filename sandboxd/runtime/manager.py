@@ -96,7 +96,7 @@ class Runtime:
         self._adoption = Adoption(self, self._table, self._abandoned, self._keys)
         self._waiting = WaitingRoom(
             lambda: self.config.max_sandboxes - len(self._table),
-            f"the node has its {self.config.max_sandboxes} sandboxes",
+            lambda: f"the node has its {self.config.max_sandboxes} sandboxes",
         )
         self._expiry = Expiry(self._due)
         self.processes = ProcessTables(self.launcher, self.config, lambda: new_id("ps"))
@@ -104,6 +104,21 @@ class Runtime:
         self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
         self.launcher.start(self)
+
+    def reconfigure(self, config: Config) -> None:
+        """Go by ``config`` from now on; only what ``reloading`` lists may differ."""
+        self.config = config
+        self.images.idle_s = config.image_idle_s
+        self.processes.reconfigure(config)
+        self.streams.limits = _stream_limits(config)
+        self._waiting.wake()
+
+    def cut_off(self) -> None:
+        """End whatever somebody waits for, with NodeUnavailable: the daemon is about to end."""
+        error = NodeUnavailable("the daemon is stopping")
+        self.sessions.close()
+        for sandbox in self._table.values():
+            sandbox.disconnect(error)
 
     async def close(self) -> None:
         """Let go of everything; sandboxes live on, as they are the launcher's."""
@@ -116,11 +131,8 @@ class Runtime:
         await self.images.close()
         await self.launcher.close()
         self.streams.close()
-        self.sessions.close()
+        self.cut_off()
         self.processes.close()
-        error = NodeUnavailable("the daemon is stopping")
-        for sandbox in self._table.values():
-            sandbox.disconnect(error)
         self._table.clear()
 
     # --- asking ------------------------------------------------------------------------------

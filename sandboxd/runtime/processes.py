@@ -84,6 +84,8 @@ class Process:
     started_at: float
     exit: ProcessExit | None = None
     attached: bool = False
+    waits_end: bool = False
+    """Whoever waits for output is answered with what there is: the daemon is about to end."""
     on_exit: Callable[[], None] | None = None
     """Told once ``exit`` is there."""
     _spools: list[SpoolReader] = field(default_factory=list)
@@ -139,6 +141,8 @@ class Process:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while self.exit is None and not self.has_more(offsets) and loop.time() < deadline:
+            if self.waits_end:
+                return
             waiter = loop.create_future()
             self._waiters.add(waiter)
             if len(self._waiters) == 1 and self._event_fd >= 0:
@@ -164,6 +168,10 @@ class Process:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def end_waits(self) -> None:
+        self.waits_end = True
+        self._wake()
 
     def ended(self, end: dict[str, Any]) -> None:
         """What the launcher says of its end."""
@@ -266,7 +274,7 @@ class ProcessTable:
     ) -> None:
         self._sandbox = sandbox
         self._launcher = launcher
-        self._config = config
+        self.config = config
         self._new_id = new_id
         self._processes: dict[str, Process] = {}
         self._starting: dict[str, dict[str, Any] | None] = {}
@@ -281,7 +289,7 @@ class ProcessTable:
         process, fds = await self.launch(
             request,
             process_id=self._new_id(),
-            capacity=self._config.process_spool_bytes,
+            capacity=self.config.process_spool_bytes,
             meta={"name": name},
         )
         process.take(fds)
@@ -323,7 +331,7 @@ class ProcessTable:
                 meta=meta,
                 flags=int(command.flags | flags),
                 capacity=capacity,
-                most=self._config.max_processes,
+                most=self.config.max_processes,
             )
         except BaseException:
             # It may have been started all the same.
@@ -437,6 +445,10 @@ class ProcessTable:
         elif process_id in self._processes:
             self._processes[process_id].ended(event["exit"])
 
+    def end_waits(self) -> None:
+        for process in self._processes.values():
+            process.end_waits()
+
     def forget_answers(self) -> None:
         """The launcher was lost: what it told since is unknown."""
         self._known = False
@@ -463,10 +475,20 @@ class ProcessTables:
             self._tables[sandbox.id] = table
         return table
 
+    def reconfigure(self, config: Config) -> None:
+        self._config = config
+        for table in self._tables.values():
+            table.config = config
+
     def told(self, event: dict[str, Any]) -> None:
         table = self._tables.get(str(event.get("sandbox")))
         if table is not None:
             table.told(event)
+
+    def end_waits(self) -> None:
+        """Answer whoever waits for output with what there is."""
+        for table in self._tables.values():
+            table.end_waits()
 
     def launcher_lost(self) -> None:
         for table in self._tables.values():

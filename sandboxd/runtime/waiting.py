@@ -25,7 +25,7 @@ class WaitingRoom:
     returns. Needs a running event loop.
     """
 
-    def __init__(self, free: Callable[[], int], full_message: str) -> None:
+    def __init__(self, free: Callable[[], int], full_message: Callable[[], str]) -> None:
         self._loop = asyncio.get_running_loop()
         self._free = free
         self._full_message = full_message
@@ -68,5 +68,5 @@ class WaitingRoom:
 
     def _full(self) -> NodeOverloaded:
         return NodeOverloaded(
-            self._full_message, retry_after_s=RETRY_AFTER_S, waiting=len(self._waiting)
+            self._full_message(), retry_after_s=RETRY_AFTER_S, waiting=len(self._waiting)
         )

@@ -1,13 +1,30 @@
-"""Starting a daemon again where another one has ended, however it ended."""
+"""Starting a daemon again where another one has ended, however it ended; and a node that is a unit
+of its own, beside which daemons come and go."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
+from tests.framework import host_state
 from tests.framework.daemon import Daemon, free_port, start
+from tests.framework.leaks import LeakCheck
+
+NODE_START_S = 40.0
+NODE_STOP_S = 30.0
 
 
 @contextlib.contextmanager
@@ -25,3 +42,120 @@ def started_again(
         yield again
     finally:
         again.stop()
+
+
+@dataclass
+class Node:
+    """`sandboxd node`, and the daemons that were started beside it."""
+
+    process: subprocess.Popen[bytes]
+    home: Path
+    notices: socket.socket
+    """Where it tells how it is, as a service manager's socket; each datagram is one."""
+    environment: dict[str, str]
+    daemons: list[Daemon] = field(default_factory=list)
+
+    @property
+    def log(self) -> str:
+        return (self.home / "node.log").read_text(errors="replace")
+
+    def wait_notice(self, text: str, timeout_s: float = NODE_START_S) -> str:
+        """The next notice that has `text` in it."""
+        self.notices.settimeout(timeout_s)
+        while True:
+            try:
+                notice = self.notices.recv(4096).decode()
+            except TimeoutError:
+                raise AssertionError(f"the node did not say {text!r}\n{self.log}") from None
+            if text in notice:
+                return notice
+
+    def serve(
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        node: str = "unit",
+        ready: bool = True,
+    ) -> Daemon:
+        """A daemon beside this node; ready, unless it is to be caught at its start."""
+        settings = self.environment | {"SANDBOXD_NODE": node} | (environment or {})
+        daemon = start(self.home, arguments, settings)
+        self.daemons.append(daemon)
+        if ready:
+            daemon.wait_ready()
+        return daemon
+
+    def kill_daemon(self, daemon: Daemon) -> None:
+        """SIGKILL, as by the kernel or an operator; the node does not notice."""
+        daemon.http.close()
+        daemon.kill(signal.SIGKILL)
+
+    def stop(self) -> None:
+        for daemon in self.daemons:
+            daemon.stop()
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(NODE_STOP_S)
+        self.notices.close()
+
+
+@contextlib.contextmanager
+def running_node(
+    check: LeakCheck,
+    images: dict[str, Path],
+    environment: dict[str, str] | None = None,
+) -> Iterator[Node]:
+    """A node as a unit, with these images; it and its daemons are stopped and leak-checked."""
+    with check.around("the node"), contextlib.ExitStack() as stack:
+        home = Path(tempfile.mkdtemp(prefix=host_state.OWN_PREFIX))
+        stack.callback(shutil.rmtree, home)
+        home.chmod(0o755)
+        for name in ("images", "state", "run"):
+            (home / name).mkdir()
+        for name, file in images.items():
+            shutil.copyfile(file, home / "images" / f"{name}.sif")
+            (home / "images" / f"{name}.sif").chmod(0o444)
+        node = start_node(home, environment)
+        stack.callback(node.stop)
+        node.wait_notice("READY=1")
+        family = {node.process.pid} | {
+            child.pid for child in host_state.process_table()[node.process.pid].descendants()
+        }
+        with check.long_lived(family, {home / "run", home / "state"}):
+            yield node
+
+
+def start_node(home: Path, environment: dict[str, str] | None = None) -> Node:
+    """`sandboxd node` with everything below `home`, not waited for."""
+    notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    path = home / "notices"
+    path.unlink(missing_ok=True)
+    notices.bind(str(path))
+    settings = {
+        "SANDBOXD_CGROUP_ROOT": home.name,
+        "SANDBOXD_SLOTS_MIN": "4",
+        "SANDBOXD_SLOTS_MAX": "4",
+        **(environment or {}),
+    }
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOXD_")}
+    with (home / "node.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sandboxd", "node", "--runtime-dir", str(home / "run")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=inherited | settings | {"NOTIFY_SOCKET": str(path)},
+        )
+    return Node(process, home, notices, settings)
+
+
+def wait_end(process: subprocess.Popen[bytes], timeout_s: float = 30.0) -> int:
+    """The exit status of a process that is expected to end."""
+    deadline = time.monotonic() + timeout_s
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        left_s = deadline - time.monotonic()
+        assert select.select([pidfd], [], [], left_s)[0], "it does not end"
+    finally:
+        os.close(pidfd)
+    return process.wait()

@@ -233,7 +233,7 @@ class TestWaitingRoom:
         async def main():
             seats = 0
             came = []
-            room = WaitingRoom(lambda: seats - len(came), "full")
+            room = WaitingRoom(lambda: seats - len(came), lambda: "full")
 
             async def one(name, wait_s=5):
                 await room.enter(wait_s)
@@ -259,7 +259,7 @@ class TestWaitingRoom:
     def test_one_that_is_called_and_cancelled_gives_its_seat_on(self):
         async def main():
             seats = 0
-            room = WaitingRoom(lambda: seats, "full")
+            room = WaitingRoom(lambda: seats, lambda: "full")
             first, second = (asyncio.create_task(room.enter(5)) for _ in range(2))
             await asyncio.sleep(0)
             seats = 1

@@ -447,7 +447,8 @@ def test_serve_turns_flags_into_configuration(monkeypatch, tmp_path):
     arguments = ["serve", "--config", str(file), "--listen", "127.0.0.1:9", "--max-sandboxes", "7"]
     result = CliRunner().invoke(cli.build(), [*arguments, "--state-dir", str(tmp_path)])
     assert result.exit_code == 0, result.stderr
-    (config,) = seen
+    (load,) = seen
+    config = load()
     assert (config.listen, config.max_sandboxes, config.user) == ("127.0.0.1:9", 7, "someone")
     assert config.images_dir == f"{tmp_path}/images"
 

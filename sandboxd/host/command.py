@@ -1,0 +1,31 @@
+"""How hostd is started, from a configuration: by a daemon that has its own, or as a unit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+
+from sandboxd.config import Config
+
+
+def cgroup_name(config: Config) -> str:
+    """One name for each runtime directory: two nodes never touch each other's cgroups."""
+    instance = hashlib.sha256(os.path.realpath(config.runtime_dir).encode()).hexdigest()[:8]
+    return f"{config.cgroup_root}-{instance}"
+
+
+def hostd_command(config: Config) -> list[str]:
+    """The command line of ``sandboxd.host``."""
+    return [
+        sys.executable,
+        "-m",
+        "sandboxd.host",
+        *("--account", config.user),
+        *("--runtime-dir", config.runtime_dir),
+        *("--cgroup-name", cgroup_name(config)),
+        *("--squashfuse", config.squashfuse),
+        *("--max-sandboxes", str(config.max_sandboxes)),
+        *("--slots-min", str(config.slots_min)),
+        *("--slots-max", str(config.slots_max)),
+    ]
