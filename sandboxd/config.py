@@ -88,8 +88,9 @@ class Config:
     """Background processes of one sandbox, ended ones that were not removed included."""
     process_spool_bytes: int = 8 * 1024 * 1024
     """Kept of each stream of a background process: the newest. Memory of the node, as used."""
-    max_body_bytes: int = 64 * 1024 * 1024
-    """Of a JSON request; a file's content is streamed and not bounded by it."""
+    max_body_bytes: int = 96 * 1024 * 1024
+    """Of a JSON request; a file's content is streamed and not bounded by it. Takes a stdin of
+    64 MiB in base64."""
     max_file_bytes: int = 16 * 1024 * 1024 * 1024
     default_limits: Limits = field(default_factory=Limits)
     """Of a sandbox that names none."""

@@ -140,6 +140,12 @@ class ProcessNotFound(RequestError):
     code = "process-not-found"
 
 
+class ExecIdTaken(RequestError):
+    """The exec id that was asked for is that of a command that runs, or whose stream is kept."""
+
+    code = "exec-id-taken"
+
+
 class ProcessExists(RequestError):
     """The launcher has a process of this id already."""
 

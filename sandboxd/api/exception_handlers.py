@@ -42,6 +42,7 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.ImageNotFound: 404,
     errors.ExecNotFound: 404,
     errors.ProcessNotFound: 404,
+    errors.ExecIdTaken: 409,
     errors.ProcessExists: 409,
     errors.SessionNotFound: 404,
     errors.SessionBusy: 409,

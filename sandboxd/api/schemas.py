@@ -69,6 +69,13 @@ Hostname = Annotated[
 ]
 
 
+ExecId = Annotated[
+    str,
+    StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    Field(examples=["ex-w5t3d6c2nq4mzk7xq3v4y2a5pe"]),
+]
+
+
 class Body(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -320,6 +327,9 @@ class ExecBody(Body):
     ``TERM`` is set if nobody else does."""
     detach: bool = False
     """Whether it goes on without its client. A stream of it can be taken up later."""
+    exec_id: ExecId | None = None
+    """To kill it by, and to take up its stream; made up for a stream if left out. Not that of
+    another command that runs in this sandbox."""
 
     @model_validator(mode="after")
     def _one_stdin(self) -> ExecBody:

@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from sandboxd.api.schemas import AbsolutePath, Answer, Body, Environment, Text, User, stdin_bytes
+from sandboxd.api.schemas import (
+    AbsolutePath,
+    Answer,
+    Body,
+    Environment,
+    ExecId,
+    Text,
+    User,
+    stdin_bytes,
+)
 
 
 class SessionBody(Body):
@@ -41,6 +50,8 @@ class SessionExecBody(Body):
     max_output_bytes: int | None = Field(default=None, ge=0)
     truncate: Literal["head", "tail", "both"] = "both"
     encoding: Literal["utf-8", "base64"] = "utf-8"
+    exec_id: ExecId | None = None
+    """Of its stream, to take it up by; made up if left out."""
 
     @model_validator(mode="after")
     def _one_stdin(self) -> SessionExecBody:

@@ -28,6 +28,7 @@ from sandboxd.cli import (
     run,
     serve,
     shell,
+    snapshots,
     top,
 )
 
@@ -59,6 +60,7 @@ def build() -> typer.Typer:
     app.command("ls")(ls.ls)
     app.command("ps")(logs.ps)
     app.command("logs")(logs.logs)
+    app.command("kill")(logs.kill)
     app.command("run", context_settings=_COMMAND_SETTINGS)(run.run)
     app.command("exec", context_settings=_COMMAND_SETTINGS)(exec_.exec_)
     app.command("shell")(shell.shell)
@@ -69,9 +71,11 @@ def build() -> typer.Typer:
     app.command("pause")(lifecycle.pause)
     app.command("resume")(lifecycle.resume)
     app.command("renew")(lifecycle.renew)
+    app.command("reset")(lifecycle.reset)
     app.command("rm")(rm.rm)
     app.command("prune")(rm.prune)
     app.add_typer(images.build(), name="images")
+    app.add_typer(snapshots.build(), name="snapshots")
     app.add_typer(config_show.build(), name="config")
     return app
 

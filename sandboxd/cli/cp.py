@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sandboxd.cli import options
-from sandboxd.cli.output import reporting, say
+from sandboxd.cli.output import print_json, reporting, say
 from sandboxd.client.sync import Client
 
 Place = Annotated[
@@ -22,49 +23,67 @@ def cp(
     target: Place,
     *,
     user: options.User = None,
+    as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
     config: options.ConfigFile = None,
 ) -> None:
     """Copy a file, or the content of a directory, between here and a sandbox. A file whose target
-    ends in / goes into that directory."""
+    ends in / goes into that directory. JSON says what was copied, and what could not be."""
     inside, outside = _split(source), _split(target)
     if (inside is None) == (outside is None):
         raise typer.BadParameter("one of the two must be ID:PATH")
     with reporting(), options.daemon(url, token_file, config) as daemon:
         try:
             if outside is not None:
-                _in(daemon, source, *outside, user)
-            elif inside is not None:
-                _out(daemon, *inside, target, user)
+                copied = _in(daemon, source, *outside, user)
+            else:
+                assert inside is not None
+                copied = _out(daemon, *inside, target, user)
         except (OSError, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
+    if as_json and target != "-":
+        print_json(copied)
+    else:
+        for name in copied.skipped:
+            say(f"left out: {name}")
 
 
-def _in(daemon: Client, source: str, sandbox_id: str, path: str, user: str | None) -> None:
+@dataclass(frozen=True)
+class _Copied:
+    """``size_bytes`` of a file, ``members`` of a directory."""
+
+    target: str
+    size_bytes: int | None = None
+    members: int | None = None
+    skipped: list[str] = field(default_factory=list)
+
+
+def _in(daemon: Client, source: str, sandbox_id: str, path: str, user: str | None) -> _Copied:
     sandbox = daemon.connect(sandbox_id)
     if source == "-":
-        sandbox.write_file(path, sys.stdin.buffer.read(), user=user)
+        info = sandbox.write_file(path, sys.stdin.buffer.read(), user=user)
     elif Path(source).is_dir():
-        sandbox.upload_dir(source, path, user=user)
+        return _Copied(path, members=sandbox.upload_dir(source, path, user=user))
     else:
         path += Path(source).name if path.endswith("/") else ""
-        sandbox.upload_file(source, path, user=user)
+        info = sandbox.upload_file(source, path, user=user)
+    return _Copied(path, size_bytes=info.size_bytes)
 
 
-def _out(daemon: Client, sandbox_id: str, path: str, target: str, user: str | None) -> None:
+def _out(daemon: Client, sandbox_id: str, path: str, target: str, user: str | None) -> _Copied:
     sandbox = daemon.connect(sandbox_id)
     if target == "-":
-        sys.stdout.buffer.write(sandbox.read_file(path, user=user))
-        return
+        data = sandbox.read_file(path, user=user)
+        sys.stdout.buffer.write(data)
+        return _Copied(target, size_bytes=len(data))
     if sandbox.stat(path, follow=True, user=user).is_dir:
-        for name in sandbox.download_dir(path, target, user=user).skipped:
-            say(f"left out: {name}")
-        return
+        tree = sandbox.download_dir(path, target, user=user)
+        return _Copied(target, members=tree.members, skipped=tree.skipped)
     final = Path(target)
     if target.endswith("/") or final.is_dir():
         final /= Path(path).name
-    sandbox.download_file(path, final, user=user)
+    return _Copied(str(final), size_bytes=sandbox.download_file(path, final, user=user))
 
 
 def _split(place: str) -> tuple[str, str] | None:

@@ -82,6 +82,7 @@ def prefetch(
 
 def evict(
     images: Names,
+    as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
     config: options.ConfigFile = None,
@@ -90,4 +91,7 @@ def evict(
     with reporting(), options.daemon(url, token_file, config) as daemon:
         for image in images:
             daemon.evict_image(image)
-            typer.echo(image)
+            if not as_json:
+                typer.echo(image)
+    if as_json:
+        print_json({"evicted": images})

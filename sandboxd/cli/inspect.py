@@ -20,11 +20,13 @@ def inspect(
         typer.Argument(metavar="ID...", help="Of the sandboxes.", autocompletion=sandbox_ids),
     ],
     *,
+    as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
     config: options.ConfigFile = None,
 ) -> None:
-    """Print all that is known of sandboxes, as JSON: themselves, their use, their events."""
+    """Print all that is known of sandboxes, always as JSON: themselves, their use, their events."""
+    del as_json  # so that a program can give it to every verb
     with reporting(), options.daemon(url, token_file, config) as daemon:
         print_json([_all(daemon, one) for one in sandboxes])
 

@@ -1,17 +1,18 @@
-"""``sandboxd ps`` and ``logs``: the background processes of a sandbox, and what they wrote."""
+"""``sandboxd ps``, ``logs`` and ``kill``: the background processes of a sandbox."""
 
 from __future__ import annotations
 
+import base64
 import datetime
 from typing import Annotated
 
 import typer
 
 from sandboxd.cli import ls, options
-from sandboxd.cli.completion import sandbox_ids
+from sandboxd.cli.completion import process_ids, sandbox_ids
 from sandboxd.cli.output import age, print_json, print_output, print_table, reporting, say
 from sandboxd.client import process_calls
-from sandboxd.client.process_calls import Follow, ProcessInfo
+from sandboxd.client.process_calls import Follow, ProcessInfo, ProcessNews
 
 
 def ps(
@@ -56,25 +57,64 @@ def _row(process: ProcessInfo, now: datetime.datetime) -> list[str]:
     ]
 
 
+Process = Annotated[
+    str,
+    typer.Argument(metavar="PROCESS", help="Its ID, as ps tells it.", autocompletion=process_ids),
+]
+
+
 def logs(
     sandbox: options.SandboxId,
-    process: Annotated[str, typer.Argument(metavar="PROCESS", help="Its ID, as ps tells it.")],
+    process: Process,
     *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the process has ended.")
     ] = False,
+    as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
     config: options.ConfigFile = None,
 ) -> None:
-    """Print what a background process has written, stdout and stderr each to ours."""
+    """Print what a background process has written, stdout and stderr each to ours. As JSON: the
+    process, and both as base64."""
     reader = Follow(sandbox, process)
+    gathered = {"stdout": bytearray(), "stderr": bytearray()}
+    told: ProcessNews | None = None
     with reporting(), options.daemon(url, token_file, config) as daemon:
         while not reader.ended:
-            outputs = reader.take(daemon.do(reader.call() if follow else reader.call(0.0)))
+            told = daemon.do(reader.call() if follow else reader.call(0.0))
+            outputs = reader.take(told)
             for output in outputs:
-                print_output(output)
+                if as_json:
+                    gathered[output.stream] += output.data
+                else:
+                    print_output(output)
             if not outputs and not follow:
                 break
-    if reader.lost_bytes:
+    if as_json and told is not None:
+        both = {name: base64.b64encode(data).decode() for name, data in gathered.items()}
+        whole = {"process": told.info, **both, "encoding": "base64"}
+        print_json({**whole, "lost_bytes": reader.lost_bytes})
+    elif reader.lost_bytes:
         say(f"{reader.lost_bytes} bytes were written that are not kept any more")
+
+
+def kill(
+    sandbox: options.SandboxId,
+    process: Process,
+    *,
+    signal: Annotated[str, typer.Option("--signal", "-s", help="Number or name.")] = "KILL",
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Every process it has started, too.")
+    ] = False,
+    as_json: options.Json = False,
+    url: options.Url = None,
+    token_file: options.TokenFile = None,
+    config: options.ConfigFile = None,
+) -> None:
+    """Send a signal to a background process."""
+    number = int(signal) if signal.isdecimal() else signal
+    with reporting(), options.daemon(url, token_file, config) as daemon:
+        daemon.do(process_calls.send_signal(sandbox, process, number, tree))
+    if as_json:
+        print_json({"process": process, "signal": number, "tree": tree})

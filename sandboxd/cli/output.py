@@ -9,7 +9,7 @@ import datetime
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import typer
@@ -41,6 +41,11 @@ def complain(error: SandboxdError) -> None:
     say(f"{error.code}: {error.message}{hint}")
 
 
+def failures_json(failed: Mapping[str, SandboxdError]) -> list[dict[str, object]]:
+    """What could not be done, and why, by what it was about."""
+    return [{"id": one, "error": error} for one, error in failed.items()]
+
+
 def say(text: str) -> None:
     """A remark, on stderr and on one line whatever it quotes."""
     typer.echo(f"sandboxd: {' '.join(text.split())}", err=True)
@@ -53,7 +58,8 @@ def print_json(value: object) -> None:
 def _plain(value: object) -> object:
     """What JSON has no word for, in the API's own spelling."""
     if isinstance(value, SandboxdError):
-        return {"code": value.code, "message": value.message, "cause": value.cause}
+        names = ("code", "message", "cause", "retryable", "hint", "detail")
+        return {name: getattr(value, name) for name in names}
     if isinstance(value, ExecResult):
         fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
         for name in ("stdout", "stderr"):

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 
 from sandboxd.cli import options
 from sandboxd.cli.completion import sandbox_ids
-from sandboxd.cli.output import EXIT_FAILED, complain, reporting, say
-from sandboxd.client.results import Deleted
-from sandboxd.client.sync import Client
+from sandboxd.cli.output import EXIT_FAILED, complain, failures_json, print_json, reporting, say
 from sandboxd.errors import SandboxdError
 from sandboxd.model import SandboxState
+
+
+@dataclass
+class _Outcome:
+    """What became of each. ``evicted`` are images."""
+
+    deleted: list[str] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    failed: dict[str, SandboxdError] = field(default_factory=dict)
+
+    def each(self, names: Iterable[str], do: Callable[[str], None], good: list[str]) -> None:
+        for name in names:
+            try:
+                do(name)
+                good.append(name)
+            except SandboxdError as error:
+                self.failed[name] = error
+
+    def tell(self, *, as_json: bool) -> None:
+        """Print it. Raises Exit where not all is done."""
+        if as_json:
+            told = {"deleted": self.deleted, "evicted": self.evicted, "pending": self.pending}
+            print_json({**told, "failed": failures_json(self.failed)})
+        else:
+            for name in (*self.deleted, *self.evicted):
+                typer.echo(name)
+            for name in self.pending:
+                say(f"{name}: not done yet; it goes on by itself")
+            for error in self.failed.values():
+                complain(error)
+        if self.pending or self.failed:
+            raise typer.Exit(EXIT_FAILED)
 
 
 def rm(
@@ -24,6 +57,7 @@ def rm(
     all_: Annotated[bool, typer.Option("--all", help="Delete every sandbox of the node.")] = False,
     run: options.RunName = None,
     label: options.Label = None,
+    as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
     config: options.ConfigFile = None,
@@ -32,59 +66,30 @@ def rm(
     many = run is not None or bool(label)
     if bool(sandboxes) + all_ + many != 1:
         raise typer.BadParameter("give IDs, or --run and --label, or --all")
+    outcome = _Outcome()
     with reporting(), options.daemon(url, token_file, config) as daemon:
         if many:
-            good = _told(daemon.delete_many(run=run, labels=options.labels(label)))
+            told = daemon.delete_many(run=run, labels=options.labels(label))
+            outcome = _Outcome(list(told.deleted), [], list(told.pending), told.failed)
         else:
             # The whole list first: pages would shift under the deletions.
             ids = [info.id for info in list(daemon.list())] if all_ else sandboxes or []
-            good = not [one for one in ids if not _delete(daemon, one)]
-    if not good:
-        raise typer.Exit(EXIT_FAILED)
+            outcome.each(ids, daemon.delete, outcome.deleted)
+    outcome.tell(as_json=as_json)
 
 
 def prune(
     *,
+    as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
     config: options.ConfigFile = None,
 ) -> None:
     """Delete the sandboxes that have failed, and unmount the images that have none."""
+    outcome = _Outcome()
     with reporting(), options.daemon(url, token_file, config) as daemon:
-        failed = list(daemon.list(state=SandboxState.FAILED))
-        good = not [info for info in failed if not _delete(daemon, info.id)]
-        for image in daemon.images():
-            if image.mounted and not image.users:
-                good &= _evict(daemon, image.name)
-    if not good:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _delete(daemon: Client, sandbox: str) -> bool:
-    try:
-        daemon.delete(sandbox)
-    except SandboxdError as error:
-        complain(error)
-        return False
-    typer.echo(sandbox)
-    return True
-
-
-def _evict(daemon: Client, image: str) -> bool:
-    try:
-        daemon.evict_image(image)
-    except SandboxdError as error:
-        complain(error)
-        return False
-    typer.echo(image)
-    return True
-
-
-def _told(result: Deleted) -> bool:
-    for sandbox in result.deleted:
-        typer.echo(sandbox)
-    for sandbox in result.pending:
-        say(f"{sandbox}: not done yet; it goes on by itself")
-    for error in result.failed.values():
-        complain(error)
-    return not result.pending and not result.failed
+        failed = [info.id for info in daemon.list(state=SandboxState.FAILED)]
+        outcome.each(failed, daemon.delete, outcome.deleted)
+        unused = [one.name for one in daemon.images() if one.mounted and not one.users]
+        outcome.each(unused, daemon.evict_image, outcome.evicted)
+    outcome.tell(as_json=as_json)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from sandboxd.cli import options
 from sandboxd.cli.completion import image_names
-from sandboxd.cli.exec_ import streamed
+from sandboxd.cli.exec_ import streamed, terminating, whole
 from sandboxd.cli.output import EXIT_NOT_RUN, complain, print_json, reporting, say
-from sandboxd.client import calls
 from sandboxd.client.calls import CreateOptions
 from sandboxd.client.results import ExecExit
 from sandboxd.client.sync import Client, Sandbox
 from sandboxd.errors import SandboxdError
+
+SNAPSHOT = "sn-"
 
 
 def run(
     image: Annotated[
         str,
         typer.Argument(
-            metavar="IMAGE", help="Name of an image of the node.", autocompletion=image_names
+            metavar="IMAGE",
+            help="Name of an image of the node, or the ID of a snapshot (sn-…).",
+            autocompletion=image_names,
         ),
     ],
     command: options.Command,
@@ -57,12 +56,13 @@ def run(
     with (
         reporting(EXIT_NOT_RUN),
         options.daemon(url, token_file, config) as daemon,
-        _terminating(),
+        terminating(),
     ):
-        created = daemon.create(image, **like)
+        make = daemon.fork if image.startswith(SNAPSHOT) else daemon.create
+        created = make(image, **like)
         try:
             if as_json:
-                end = daemon.do(calls.execute(created.id, words, how))
+                end = whole(daemon, created.id, words, how)
             else:
                 end = streamed(daemon, created.id, words, how)
         except BaseException:
@@ -85,17 +85,3 @@ def _end(daemon: Client, created: Sandbox, keep: bool) -> bool:
         complain(error)
         return False
     return True
-
-
-@contextlib.contextmanager
-def _terminating() -> Iterator[None]:
-    """SIGTERM unwinds the program, as SIGINT does already, so that the sandbox is deleted."""
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

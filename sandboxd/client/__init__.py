@@ -65,9 +65,11 @@ from sandboxd.client.results import (
     Node,
     Output,
     Prefetched,
+    PreparedImage,
     SandboxInfo,
     Snapshot,
     Stats,
+    StreamExit,
 )
 from sandboxd.client.session_calls import SessionInfo, SessionResult
 from sandboxd.client.sync import Client, Sandbox
@@ -104,6 +106,7 @@ __all__ = [
     "NotSandboxd",
     "Output",
     "Prefetched",
+    "PreparedImage",
     "Process",
     "ProcessInfo",
     "Sandbox",
@@ -114,6 +117,7 @@ __all__ = [
     "SessionResult",
     "Snapshot",
     "Stats",
+    "StreamExit",
 ]
 
 

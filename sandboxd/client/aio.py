@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import tempfile
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -13,32 +10,32 @@ from collections.abc import (
     Coroutine,
     Generator,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
-from sandboxd.client import calls, file_calls, local_tree, process_calls, session_calls
+from sandboxd.client import calls, process_calls, session_calls
 from sandboxd.client.aio_driver import AsyncDriver
+from sandboxd.client.aio_files import AsyncSandboxFiles
 from sandboxd.client.aio_process import AsyncProcess
 from sandboxd.client.aio_session import AsyncSession
 from sandboxd.client.aio_stream import AsyncExecStream
-from sandboxd.client.calls import CreateOptions, ExecOptions
-from sandboxd.client.file_calls import FileEntry, Listing
+from sandboxd.client.calls import BatchExec, CreateOptions, ExecOptions
 from sandboxd.client.frames import FrameReader
-from sandboxd.client.local_files import CHUNK_BYTES, replacing
 from sandboxd.client.process_calls import Processes, ProcessOptions
 from sandboxd.client.results import (
     Deleted,
     Events,
     ExecResult,
-    FileInfo,
+    ExecResults,
     Images,
     Infos,
+    Many,
     Node,
     Prefetches,
+    PreparedImage,
     SandboxInfo,
     Snapshot,
     Snapshots,
@@ -93,6 +90,32 @@ class AsyncClient(AsyncDriver):
             for info in page:
                 yield info
 
+    async def create_many(
+        self, image: str, count: int, **options: Unpack[CreateOptions]
+    ) -> Many[AsyncSandbox]:
+        """Several alike in one request, in order; in the place of one that could not be made its
+        error. Each is to be deleted as any other."""
+        made = await self.do(calls.create_many(image, count, options))
+        return self._sandboxes(made)
+
+    async def fork_many(
+        self, snapshot: Snapshot | str, count: int, **options: Unpack[CreateOptions]
+    ) -> Many[AsyncSandbox]:
+        """The same, each beginning as a snapshot."""
+        origin = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        return self._sandboxes(await self.do(calls.create_many(None, count, options, origin)))
+
+    def _sandboxes(self, made: Many[SandboxInfo]) -> Many[AsyncSandbox]:
+        return [
+            one if isinstance(one, SandboxdError) else AsyncSandbox(self, one, owned=True)
+            for one in made
+        ]
+
+    async def exec_many(self, execs: Iterable[BatchExec]) -> ExecResults:
+        """Run commands in any sandboxes of the node, in one request; in order, each one's result or
+        error, when the last has ended."""
+        return await self.do(calls.execute_many(execs))
+
     async def delete(self, sandbox_id: str) -> None:
         """When it returns, no process of the sandbox lives. One that is not there is deleted."""
         await self.do(calls.delete(sandbox_id))
@@ -109,8 +132,12 @@ class AsyncClient(AsyncDriver):
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    async def snapshots(self) -> Snapshots:
-        return await self.do(calls.snapshots())
+    async def snapshots(self, *, run: str | None = None, sandbox: str | None = None) -> Snapshots:
+        """Those of a run, or taken of a sandbox; all if neither is given."""
+        return await self.do(calls.snapshots(run, sandbox))
+
+    async def get_snapshot(self, snapshot_id: str) -> Snapshot:
+        return await self.do(calls.get_snapshot(snapshot_id))
 
     async def delete_snapshot(self, snapshot: Snapshot | str) -> None:
         """What was forked from it lives on. One that is not there is deleted."""
@@ -121,6 +148,10 @@ class AsyncClient(AsyncDriver):
 
     async def images(self) -> Images:
         return await self.do(calls.images())
+
+    async def prepare_image(self, name: str) -> PreparedImage:
+        """Check and mount it, so that its first sandbox need not wait for that."""
+        return await self.do(calls.prepare_image(name))
 
     async def prefetch(self, names: Iterable[str]) -> Prefetches:
         """Make images ready ahead of need; what became of each is in its place."""
@@ -158,7 +189,7 @@ class Pending(Awaitable["AsyncSandbox"]):
         await self._sandbox.__aexit__(kind, error, traceback)
 
 
-class AsyncSandbox:
+class AsyncSandbox(AsyncSandboxFiles):
     """One sandbox. Made by ``create`` or ``connect``, here or at an ``AsyncClient``.
 
     As a context manager: one that was created is deleted at the end, one that was connected to is
@@ -295,13 +326,13 @@ class AsyncSandbox:
     async def stats(self) -> Stats:
         return await self._client.do(calls.stats(self.id))
 
-    async def events(self, after: int = 0) -> Events:
+    async def events(self, after: int = 0, *, limit: int | None = None) -> Events:
         """What became of it, the oldest first; ``after`` is the ``seq`` of the last one known."""
-        return await self._client.do(calls.events(self.id, after))
+        return await self._client.do(calls.events(self.id, after, limit))
 
     async def delete(self) -> None:
         """When it returns, no process of it lives. Idempotent."""
-        await self._client.delete(self.id)
+        await self._client.do(calls.delete(self.id))
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -320,13 +351,19 @@ class AsyncSandbox:
     ) -> AsyncExecStream:
         """Run a command and be told its output as it comes (``AsyncExecStream``). Whatever it
         writes is told: ``max_output_bytes`` and ``truncate`` do not count here."""
-        call = calls.execute_stream(self.id, command, options)
-        return AsyncExecStream(self._client, self.id, call, FrameReader())
+        exec_id = options.get("exec_id") or calls.new_exec_id()
+        call = calls.execute_stream(self.id, command, options, exec_id)
+        return AsyncExecStream(self._client, self.id, call, FrameReader(exec_id))
 
     def resume_stream(self, exec_id: str, from_seq: int = 0) -> AsyncExecStream:
         """Take up the stream of a command that goes on, detached or cut off a moment ago."""
         call = calls.resume_stream(self.id, exec_id, from_seq)
         return AsyncExecStream(self._client, self.id, call, FrameReader(exec_id, from_seq))
+
+    async def kill_exec(self, exec_id: str) -> None:
+        """Kill a command that runs, with its whole tree: when it returns, none of it lives. Whoever
+        waits for it gets its result. Idempotent."""
+        await self._client.do(calls.kill_exec(self.id, exec_id))
 
     # --- background processes ----------------------------------------------------------------
 
@@ -362,162 +399,3 @@ class AsyncSandbox:
     async def sessions(self) -> SessionInfos:
         """All that were not closed, in the order in which they were opened."""
         return await self._client.do(session_calls.list_all(self.id))
-
-    # --- files -------------------------------------------------------------------------------
-
-    async def read_file(self, path: str, *, user: str | None = None) -> bytes:
-        return await self._client.do(file_calls.read(self.id, path, user))
-
-    async def read_text(self, path: str, *, user: str | None = None) -> str:
-        """Raises UnicodeDecodeError for what is no UTF-8."""
-        return (await self.read_file(path, user=user)).decode()
-
-    async def write_file(
-        self,
-        path: str,
-        data: str | bytes,
-        *,
-        user: str | None = None,
-        mode: int | None = None,
-        parents: bool = True,
-    ) -> FileInfo:
-        """Replace a file in one step: readers see the old or the new one."""
-        raw = data.encode() if isinstance(data, str) else data
-        return await self._client.do(
-            file_calls.write(self.id, path, raw, len(raw), user=user, mode=mode, parents=parents)
-        )
-
-    async def upload_file(
-        self,
-        source: str | os.PathLike[str],
-        path: str,
-        *,
-        user: str | None = None,
-        mode: int | None = None,
-        parents: bool = True,
-    ) -> FileInfo:
-        """Copy a file of ours into the sandbox, at constant memory. Keeps its mode if none is
-        given. Raises OSError for what concerns ours."""
-        with open(source, "rb") as file:
-            status = os.fstat(file.fileno())
-            call = file_calls.write(
-                self.id,
-                path,
-                None,
-                status.st_size,
-                user=user,
-                mode=status.st_mode & 0o777 if mode is None else mode,
-                parents=parents,
-            )
-            return await self._client.upload(call, _pieces(file))
-
-    async def download_file(
-        self, path: str, target: str | os.PathLike[str], *, user: str | None = None
-    ) -> int:
-        """Copy a file of the sandbox to ours, at constant memory; its size. What breaks off leaves
-        nothing at ``target``."""
-        written = 0
-        with replacing(target) as file:
-            async with self._client.stream(file_calls.read(self.id, path, user)) as pieces:
-                async for piece in pieces:
-                    written += await asyncio.to_thread(file.write, piece)
-        return written
-
-    async def upload_dir(
-        self,
-        source: str | os.PathLike[str],
-        path: str,
-        *,
-        owner: str | None = None,
-        user: str | None = None,
-    ) -> int:
-        """Put the content of a directory of ours into one of the sandbox, which is made if it is
-        missing; how many names that were. Raises OSError for what concerns ours."""
-        call = file_calls.unpack(self.id, path, owner, user)
-        return await self._client.upload(call, _in_thread(local_tree.pack(source)))
-
-    async def download_dir(
-        self,
-        path: str,
-        target: str | os.PathLike[str],
-        *,
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
-        user: str | None = None,
-    ) -> local_tree.Unpacked:
-        """Put the content of a directory of the sandbox into one of ours. What leads out of it is
-        left out (``local_tree``)."""
-        call = file_calls.pack(self.id, path, include, exclude, user)
-        # By way of a file: tarfile wants to read, and must not make the event loop wait.
-        with tempfile.TemporaryFile() as spool:
-            async with self._client.stream(call) as pieces:
-                async for piece in pieces:
-                    await asyncio.to_thread(spool.write, piece)
-            spool.seek(0)
-            return await asyncio.to_thread(local_tree.unpack, spool, target)
-
-    async def stat(self, path: str, *, follow: bool = False, user: str | None = None) -> FileEntry:
-        """Raises FileNotFound. A symlink itself, unless ``follow``."""
-        return await self._client.do(file_calls.stat(self.id, path, follow, user))
-
-    async def list_dir(
-        self,
-        path: str,
-        *,
-        recursive: bool = False,
-        limit: int = file_calls.LIST_MAX,
-        user: str | None = None,
-    ) -> Listing:
-        return await self._client.do(file_calls.list_dir(self.id, path, recursive, limit, user))
-
-    async def mkdir(
-        self,
-        path: str,
-        *,
-        mode: int | None = None,
-        parents: bool = True,
-        user: str | None = None,
-    ) -> FileEntry:
-        """Make a directory; with ``parents`` one that is there is done."""
-        return await self._client.do(file_calls.mkdir(self.id, path, mode, parents, user))
-
-    async def move(
-        self, source: str, destination: str, *, overwrite: bool = False, user: str | None = None
-    ) -> FileEntry:
-        """Rename; ``destination`` is the new name, never a directory to put it in."""
-        return await self._client.do(file_calls.move(self.id, source, destination, overwrite, user))
-
-    async def chmod(
-        self, path: str, mode: int, *, recursive: bool = False, user: str | None = None
-    ) -> int:
-        """How many names were changed."""
-        return await self._client.do(file_calls.chmod(self.id, path, mode, recursive, user))
-
-    async def chown(
-        self, path: str, owner: str, *, recursive: bool = False, user: str | None = None
-    ) -> int:
-        """``name`` or ``uid``, with ``:group``. How many names were changed."""
-        return await self._client.do(file_calls.chown(self.id, path, owner, recursive, user))
-
-    async def remove(
-        self,
-        path: str,
-        *,
-        recursive: bool = False,
-        missing_ok: bool = False,
-        user: str | None = None,
-    ) -> int:
-        """How many names are gone."""
-        call = file_calls.remove(self.id, path, recursive, missing_ok, user)
-        return await self._client.do(call)
-
-
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    # In a thread: the file may lie on shared storage that takes its time.
-    while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
-        yield piece
-
-
-async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-        yield piece

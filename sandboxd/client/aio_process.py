@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from sandboxd.client import process_calls
 from sandboxd.client.aio_driver import AsyncDriver
-from sandboxd.client.process_calls import WAIT_S, Follow, ProcessInfo, ProcessNews
+from sandboxd.client.process_calls import PIECE_BYTES, WAIT_S, Follow, ProcessInfo, ProcessNews
 from sandboxd.client.results import Output
 
 
@@ -39,10 +39,18 @@ class AsyncProcess:
             await self.read({}, wait_s=min(left_s, WAIT_S))
         return self.info
 
-    async def read(self, offsets: Mapping[str, int], *, wait_s: float = 0.0) -> ProcessNews:
+    async def read(
+        self,
+        offsets: Mapping[str, int],
+        *,
+        wait_s: float = 0.0,
+        max_bytes: int = PIECE_BYTES,
+    ) -> ProcessNews:
         """Its state, and its output from these offsets (``stdout``, ``stderr``); with ``wait_s``
         once there is some, or it has ended, or the time is up."""
-        call = process_calls.news(self._sandbox_id, self.id, wait_s=wait_s, offsets=offsets)
+        call = process_calls.news(
+            self._sandbox_id, self.id, wait_s=wait_s, offsets=offsets, max_bytes=max_bytes
+        )
         told = await self._driver.do(call)
         self.info = told.info
         return told

@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self, Unpack
 
-from sandboxd.client import session_calls
+from sandboxd.client import calls, session_calls
 from sandboxd.client.aio_driver import AsyncDriver
+from sandboxd.client.aio_stream import AsyncExecStream
+from sandboxd.client.frames import FrameReader
 from sandboxd.client.session_calls import SessionExecOptions, SessionInfo, SessionResult
 from sandboxd.errors import SandboxdError
 
@@ -33,6 +35,13 @@ class AsyncSession:
         and SessionEnded."""
         call = session_calls.execute(self._sandbox_id, self.id, command, options)
         return await self._driver.do(call)
+
+    def exec_stream(self, command: str, **options: Unpack[SessionExecOptions]) -> AsyncExecStream:
+        """The same, its output told as it comes: whole, whatever ``max_output_bytes`` says. A
+        stream that is cut is taken up again."""
+        exec_id = calls.new_exec_id()
+        call = session_calls.execute_stream(self._sandbox_id, self.id, command, options, exec_id)
+        return AsyncExecStream(self._driver, self._sandbox_id, call, FrameReader(exec_id))
 
     async def interrupt(self) -> bool:
         """End the command that runs, as Ctrl-C does; False where none did."""

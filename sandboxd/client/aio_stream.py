@@ -13,8 +13,9 @@ from sandboxd.client.aio_driver import AsyncDriver
 from sandboxd.client.calls import Call
 from sandboxd.client.failures import ConnectionLost
 from sandboxd.client.frames import FrameReader
-from sandboxd.client.results import ExecExit, Output
+from sandboxd.client.results import Output, StreamExit
 from sandboxd.client.retries import Resumes
+from sandboxd.errors import ExecNotFound
 
 
 class AsyncExecStream:
@@ -33,23 +34,27 @@ class AsyncExecStream:
         self._connection = contextlib.AsyncExitStack()
         self._call = call
         self._pieces: AsyncIterator[bytes] | None = None
+        self._cut: ConnectionLost | None = None
 
     async def start(self) -> Self:
         """Send the command off; entering the context and iterating do so too. Raises where it
         cannot be started."""
         if self._pieces is None:
-            self._pieces = await self._open(self._call)
+            try:
+                self._pieces = await self._open(self._call)
+            except ConnectionLost as error:
+                self._pieces, self._cut = _nothing(), error
         return self
 
     async def _open(self, call: Call[None]) -> AsyncIterator[bytes]:
         return await self._connection.enter_async_context(self._driver.stream(call))
 
     @property
-    def exec_id(self) -> str | None:
-        """To come back to it with ``AsyncSandbox.resume_stream``; None until its first frame."""
+    def exec_id(self) -> str:
+        """To come back to it with ``AsyncSandbox.resume_stream``, or to kill it by."""
         return self._frames.exec_id
 
-    async def exit(self) -> ExecExit:
+    async def exit(self) -> StreamExit:
         """How it ended. Reads what is left of the output, and throws that away."""
         async for _ in self:
             pass
@@ -61,6 +66,7 @@ class AsyncExecStream:
         await self.start()
         resumes = Resumes()
         while not self._frames.ended:
+            cut, self._cut = self._cut, None
             try:
                 assert self._pieces is not None
                 async for piece in self._pieces:
@@ -68,22 +74,30 @@ class AsyncExecStream:
                     for output in self._frames.feed(piece):
                         yield output
             except ConnectionLost as error:
-                cut: ConnectionLost | None = error
-            else:
-                cut = None
+                cut = error
             if not self._frames.ended:
-                await self._take_up(resumes.after_cut(self.exec_id, cut))
+                await self._take_up(resumes.after_cut(cut), cut)
         await self.close()
         if self._frames.error is not None:
             raise self._frames.error
 
-    async def _take_up(self, pause_s: float) -> None:
+    async def _take_up(self, pause_s: float, cut: ConnectionLost | None) -> None:
         await self.close()
         self._frames.cut()
         await asyncio.sleep(pause_s)
-        assert self.exec_id is not None
         call = calls.resume_stream(self._sandbox_id, self.exec_id, self._frames.next_seq)
-        self._pieces = await self._open(call)
+        try:
+            self._pieces = await self._open(call)
+        except ExecNotFound:
+            if self._frames.next_seq > 0:
+                raise
+            # Nobody knows whether it was begun.
+            raise cut or ConnectionLost("the stream of the command was cut") from cut
+
+    async def kill(self) -> None:
+        """Kill the command with its whole tree, detached or not; a session's is interrupted. What
+        is left of the output, and how it ended, can still be read. Idempotent."""
+        await self._driver.do(calls.kill_exec(self._sandbox_id, self.exec_id))
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -99,3 +113,8 @@ class AsyncExecStream:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""

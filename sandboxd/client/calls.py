@@ -11,11 +11,11 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Final, Generic, Literal, Required, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 from sandboxd.client.address import Headers
-from sandboxd.client.failures import NotSandboxd
+from sandboxd.client.failures import NotSandboxd, error_from_json
 from sandboxd.client.results import (
     Deleted,
     Event,
@@ -23,12 +23,15 @@ from sandboxd.client.results import (
     Image,
     Node,
     Prefetched,
+    PreparedImage,
     SandboxInfo,
     Snapshot,
     Stats,
 )
+from sandboxd.errors import SandboxdError
 
 T = TypeVar("T")
+M = TypeVar("M", SandboxInfo, ExecResult)
 
 ANSWER_S: Final = 120.0
 """For all but an exec: a create may have to mount its image first."""
@@ -89,6 +92,17 @@ class ExecOptions(TypedDict, total=False):
     """Both streams as ``stdout``, in the order in which they were written."""
     detach: bool
     """Let it go on when this client goes."""
+    tty: Mapping[str, int]
+    """A terminal of ``cols`` and ``rows``; all that is written to it comes as ``stdout``."""
+    exec_id: str
+    """To kill it by (``kill_exec``) from elsewhere; a stream makes one up."""
+
+
+class BatchExec(ExecOptions):
+    """One of many commands."""
+
+    sandbox: Required[str]
+    command: Required[str | Sequence[str]]
 
 
 class CreateOptions(TypedDict, total=False):
@@ -120,11 +134,7 @@ def create(
     image: str | None, options: CreateOptions, snapshot: str | None = None
 ) -> Call[SandboxInfo]:
     """From an image, or from a snapshot."""
-    begin = {"image": image} if snapshot is None else {"snapshot": snapshot}
-    body: dict[str, Any] = {**begin, **options}
-    key = body.pop("idempotency_key", None) or uuid.uuid4().hex
-    if "files" in body:
-        body["files"] = [_inline(path, data) for path, data in body["files"].items()]
+    body, key = _create_body(image, options, snapshot)
     return Call(
         "POST",
         ROOT,
@@ -134,6 +144,34 @@ def create(
         ANSWER_S + body.get("wait_s", 0.0),
         repeatable=True,
     )
+
+
+def create_many(
+    image: str | None, count: int, options: CreateOptions, snapshot: str | None = None
+) -> Call[list[SandboxInfo | SandboxdError]]:
+    """``count`` alike, each with its own result."""
+    sandbox, key = _create_body(image, options, snapshot)
+    return Call(
+        "POST",
+        f"{ROOT}:batch",
+        _parser(lambda row: [_item(one, "sandbox", SandboxInfo) for one in row["items"]]),
+        json.dumps({"sandbox": sandbox, "count": count}).encode(),
+        (*JSON, ("Idempotency-Key", key)),
+        None,
+        repeatable=True,
+    )
+
+
+def _create_body(
+    image: str | None, options: CreateOptions, snapshot: str | None
+) -> tuple[dict[str, Any], str]:
+    """A create's body and its idempotency key."""
+    begin = {"image": image} if snapshot is None else {"snapshot": snapshot}
+    body: dict[str, Any] = {**begin, **options}
+    key = body.pop("idempotency_key", None) or uuid.uuid4().hex
+    if "files" in body:
+        body["files"] = [_inline(path, data) for path, data in body["files"].items()]
+    return body, key
 
 
 def get(sandbox: str) -> Call[SandboxInfo]:
@@ -181,13 +219,19 @@ def rollback(sandbox: str, to: str) -> Call[SandboxInfo]:
     return _post(f"{_path(sandbox)}/rollback", {"snapshot": to}, SandboxInfo.from_json)
 
 
-def snapshots() -> Call[list[Snapshot]]:
+def snapshots(run: str | None, sandbox: str | None) -> Call[list[Snapshot]]:
+    query = [(name, value) for name, value in (("run", run), ("sandbox", sandbox)) if value]
     return Call(
         "GET",
-        "/v1/snapshots",
+        f"/v1/snapshots?{urlencode(query)}" if query else "/v1/snapshots",
         _parser(lambda row: [Snapshot.from_json(one) for one in row["snapshots"]]),
         repeatable=True,
     )
+
+
+def get_snapshot(snapshot_id: str) -> Call[Snapshot]:
+    path = f"/v1/snapshots/{quote(snapshot_id, safe='')}"
+    return Call("GET", path, _parser(Snapshot.from_json), repeatable=True)
 
 
 def delete_snapshot(snapshot_id: str) -> Call[None]:
@@ -198,10 +242,11 @@ def stats(sandbox: str) -> Call[Stats]:
     return Call("GET", f"{_path(sandbox)}/stats", _parser(Stats.from_json), repeatable=True)
 
 
-def events(sandbox: str, after: int) -> Call[list[Event]]:
+def events(sandbox: str, after: int, limit: int | None) -> Call[list[Event]]:
+    query = f"after={after}" + ("" if limit is None else f"&limit={limit}")
     return Call(
         "GET",
-        f"{_path(sandbox)}/events?after={after}",
+        f"{_path(sandbox)}/events?{query}",
         _parser(lambda row: [Event.from_json(one) for one in row["events"]]),
         repeatable=True,
     )
@@ -233,9 +278,29 @@ def execute(sandbox: str, command: str | Sequence[str], options: ExecOptions) ->
     return _post(f"{_path(sandbox)}/exec", body, ExecResult.from_json, read_s=exec_read_s(options))
 
 
-def execute_stream(sandbox: str, command: str | Sequence[str], options: ExecOptions) -> Call[None]:
-    """Answered by frames (``frames.FrameReader``); the daemon's heartbeats bound the silence."""
-    body = exec_body(command, options) | {"encoding": "base64"}
+def execute_many(execs: Iterable[BatchExec]) -> Call[list[ExecResult | SandboxdError]]:
+    rows = []
+    for one in execs:
+        options = {name: value for name, value in one.items() if name != "command"}
+        rows.append(exec_body(one["command"], options) | {"encoding": "base64"})
+    return _post(
+        "/v1/execs:batch",
+        {"execs": rows},
+        lambda row: [_item(one, "result", ExecResult) for one in row["items"]],
+        read_s=None,
+    )
+
+
+def new_exec_id() -> str:
+    return f"ex-{uuid.uuid4().hex}"
+
+
+def execute_stream(
+    sandbox: str, command: str | Sequence[str], options: ExecOptions, exec_id: str
+) -> Call[None]:
+    """Answered by frames (``frames.FrameReader``); the daemon's heartbeats bound the silence. Its
+    id is ours to choose: a stream that is cut before its first frame can be taken up too."""
+    body = exec_body(command, options) | {"encoding": "base64", "exec_id": exec_id}
     path = f"{_path(sandbox)}/exec"
     return Call("POST", path, _nothing, json.dumps(body).encode(), (*JSON, *FRAMES), SILENCE_S)
 
@@ -245,6 +310,11 @@ def resume_stream(sandbox: str, exec_id: str, from_seq: int) -> Call[None]:
     return Call("GET", path, _nothing, None, FRAMES, SILENCE_S, repeatable=True)
 
 
+def kill_exec(sandbox: str, exec_id: str) -> Call[None]:
+    path = f"{_path(sandbox)}/execs/{quote(exec_id, safe='')}"
+    return Call("DELETE", path, _nothing, repeatable=True)
+
+
 def exec_body(command: str | Sequence[str], options: Mapping[str, object]) -> dict[str, Any]:
     body: dict[str, Any] = {
         "command": command if isinstance(command, str) else list(command),
@@ -252,8 +322,9 @@ def exec_body(command: str | Sequence[str], options: Mapping[str, object]) -> di
     }
     if isinstance(body.get("stdin"), bytes):
         body["stdin_base64"] = base64.b64encode(body.pop("stdin")).decode()
-    if "env" in body:
-        body["env"] = dict(body["env"])
+    for name in ("env", "tty"):
+        if name in body:
+            body[name] = dict(body[name])
     return body
 
 
@@ -286,6 +357,12 @@ def prefetch(names: Iterable[str]) -> Call[list[Prefetched]]:
     )
 
 
+def prepare_image(name: str) -> Call[PreparedImage]:
+    return _post(
+        "/v1/images", {"image": name}, PreparedImage.from_json, read_s=None, repeatable=True
+    )
+
+
 def evict_image(name: str) -> Call[None]:
     return Call("DELETE", f"/v1/images/{quote(name)}", _nothing, repeatable=True)
 
@@ -310,6 +387,11 @@ def _post(
 
 def _parser(make: Callable[[dict[str, Any]], T]) -> Callable[[bytes], T]:
     return lambda body: make(json.loads(body))
+
+
+def _item(row: dict[str, Any], name: str, kind: type[M]) -> M | SandboxdError:
+    """One of many: what became of it, or why nothing did."""
+    return kind.from_json(row[name]) if row["error"] is None else error_from_json(row["error"])
 
 
 def _nothing(body: bytes) -> None:

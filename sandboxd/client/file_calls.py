@@ -11,10 +11,11 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 from sandboxd.client.calls import ANSWER_S, BYTES, JSON, ROOT, Call
+from sandboxd.client.failures import ClientMisused
 from sandboxd.client.results import FileInfo, known
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class FileEntry:
     gid: int
     mtime_ns: int
     links: int
+    inode: int
     target: str | None
     """Where a symlink leads, as it is written in it."""
     error: str | None
@@ -61,6 +63,27 @@ class FileEntry:
         return cls(**known(cls, row) | own)
 
 
+class FindOptions(TypedDict, total=False):
+    """What an entry must be like to be found: all that is given."""
+
+    pattern: str | Sequence[str]
+    """Any of these. ``*``, ``?`` and ``[a-z]`` keep to one name, ``**`` goes over several; without
+    a slash it is compared with the last name, else with the whole path below the directory."""
+    exclude: str | Sequence[str]
+    """None of these, nor what is in such a directory."""
+    type: str | Sequence[str]
+    """As ``FileEntry.type``; any of these."""
+    min_size: int
+    max_size: int
+    modified_after: float
+    modified_before: float
+    """Unix times."""
+    depth: int
+    """Levels below the directory."""
+    limit: int
+    user: str
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """Sorted by path. ``truncated``: a bound was reached, there may be more."""
@@ -73,8 +96,22 @@ class Listing:
         return cls([FileEntry.from_json(one) for one in row["entries"]], row["truncated"])
 
 
-def read(sandbox: str, path: str, user: str | None) -> Call[bytes]:
-    return Call("GET", _url(sandbox, "files", _at(path), user=user), bytes, repeatable=True)
+def read(
+    sandbox: str, path: str, user: str | None, offset: int = 0, length: int | None = None
+) -> Call[bytes]:
+    """From ``offset``, or the last ``-offset`` bytes; ``length`` of them at most."""
+    url = _url(sandbox, "files", _at(path), user=user)
+    if offset < 0:
+        if length is not None:
+            raise ClientMisused("a length is for an offset from the beginning")
+        return Call("GET", url, bytes, None, (("Range", f"bytes={offset}"),), repeatable=True)
+    if length is not None and length < 1:
+        raise ClientMisused(f"a length of {length}")
+    if not offset and length is None:
+        return Call("GET", url, bytes, repeatable=True)
+    last = "" if length is None else offset + length - 1
+    ranged = (("Range", f"bytes={offset}-{last}"),)
+    return Call("GET", url, bytes, None, ranged, repeatable=True)
 
 
 def write(
@@ -85,13 +122,22 @@ def write(
     *,
     user: str | None,
     mode: int | None,
+    owner: str | None,
     parents: bool,
 ) -> Call[FileInfo]:
     """``data`` None: the driver streams ``size_bytes``. Replaces the file in one step."""
     octal = None if mode is None else f"{mode:04o}"
     return Call(
         "PUT",
-        _url(sandbox, "files", _at(path), user=user, mode=octal, parents=None if parents else "0"),
+        _url(
+            sandbox,
+            "files",
+            _at(path),
+            user=user,
+            mode=octal,
+            owner=owner,
+            parents=None if parents else "0",
+        ),
         _parser(FileInfo.from_json),
         data,
         BYTES if data is not None else (*BYTES, ("Content-Length", str(size_bytes))),
@@ -105,10 +151,28 @@ def stat(sandbox: str, path: str, follow: bool, user: str | None) -> Call[FileEn
 
 
 def list_dir(
-    sandbox: str, path: str, recursive: bool, limit: int, user: str | None
+    sandbox: str, path: str, *, recursive: bool, depth: int | None, limit: int, user: str | None
 ) -> Call[Listing]:
-    deep = "1" if recursive else None
-    url = _url(sandbox, "files/list", _at(path), user=user, recursive=deep, limit=str(limit))
+    given = {
+        "recursive": "1" if recursive else None,
+        "depth": None if depth is None else str(depth),
+        "limit": str(limit),
+    }
+    url = _url(sandbox, "files/list", _at(path), user=user, **given)
+    return Call("GET", url, _parser(Listing.from_json), read_s=TREE_S, repeatable=True)
+
+
+def find(sandbox: str, path: str, wanted: FindOptions) -> Call[Listing]:
+    given: dict[str, str | Sequence[str] | None] = {}
+    for name, value in wanted.items():
+        if isinstance(value, str):
+            given[name] = value
+        elif isinstance(value, int | float):
+            given[name] = str(value)
+        elif isinstance(value, Sequence):
+            given[name] = [str(one) for one in value]
+    given.setdefault("limit", str(LIST_MAX))
+    url = _url(sandbox, "files/find", _at(path), **given)
     return Call("GET", url, _parser(Listing.from_json), read_s=TREE_S, repeatable=True)
 
 
@@ -123,10 +187,16 @@ def mkdir(
 
 
 def move(
-    sandbox: str, source: str, destination: str, overwrite: bool, user: str | None
+    sandbox: str,
+    source: str,
+    destination: str,
+    *,
+    overwrite: bool,
+    parents: bool,
+    user: str | None,
 ) -> Call[FileEntry]:
     body = _at(source, "source") | _at(destination, "destination")
-    body |= {"overwrite": overwrite, "user": user}
+    body |= {"overwrite": overwrite, "parents": parents, "user": user}
     return _post(sandbox, "move", body, FileEntry.from_json)
 
 
@@ -155,16 +225,49 @@ def remove(
 
 
 def pack(
-    sandbox: str, path: str, include: Sequence[str], exclude: Sequence[str], user: str | None
+    sandbox: str,
+    path: str,
+    *,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    skip_unreadable: bool,
+    user: str | None,
 ) -> Call[None]:
     """Answered by a tar stream."""
-    url = _url(sandbox, "archive", _at(path), user=user, include=include, exclude=exclude)
+    skip = "1" if skip_unreadable else None
+    url = _url(
+        sandbox,
+        "archive",
+        _at(path),
+        user=user,
+        include=include,
+        exclude=exclude,
+        skip_unreadable=skip,
+    )
     return Call("GET", url, lambda _: None, repeatable=True)
 
 
-def unpack(sandbox: str, path: str, owner: str | None, user: str | None) -> Call[int]:
+def unpack(
+    sandbox: str,
+    path: str,
+    *,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    owner: str | None,
+    parents: bool,
+    user: str | None,
+) -> Call[int]:
     """The driver streams a tar; answered by the number of its members."""
-    url = _url(sandbox, "archive", _at(path), user=user, owner=owner)
+    url = _url(
+        sandbox,
+        "archive",
+        _at(path),
+        user=user,
+        include=include,
+        exclude=exclude,
+        owner=owner,
+        parents=None if parents else "0",
+    )
     return Call("PUT", url, _parser(lambda row: int(row["members"])), None, TAR, TREE_S)
 
 

@@ -15,7 +15,7 @@ import json
 from typing import Any, Literal
 
 from sandboxd.client.failures import NotSandboxd, error_from_json
-from sandboxd.client.results import ExecExit, Output, decoded
+from sandboxd.client.results import Output, StreamExit, decoded
 from sandboxd.errors import SandboxdError
 
 _OUTPUT: dict[str, Literal["stdout", "stderr"]] = {"stdout": "stdout", "stderr": "stderr"}
@@ -24,11 +24,11 @@ _OUTPUT: dict[str, Literal["stdout", "stderr"]] = {"stdout": "stdout", "stderr":
 class FrameReader:
     """Feed it what arrives; ``exit`` or ``error`` is set once the final frame was seen."""
 
-    def __init__(self, exec_id: str | None = None, next_seq: int = 0) -> None:
+    def __init__(self, exec_id: str, next_seq: int = 0) -> None:
         self.exec_id = exec_id
-        """What to resume by; None until the first frame."""
+        """What to resume by."""
         self.next_seq = next_seq
-        self.exit: ExecExit | None = None
+        self.exit: StreamExit | None = None
         self.error: SandboxdError | None = None
         self._partial = b""
 
@@ -61,7 +61,7 @@ class FrameReader:
         if kind == "started":
             self.exec_id = str(frame["exec_id"])
         elif kind == "exit":
-            self.exit = ExecExit.from_json(frame)
+            self.exit = StreamExit.from_json(frame)
         elif kind == "error":
             self.error = error_from_json(frame["error"])
         return []  # of a kind that a newer node may send

@@ -47,6 +47,7 @@ class ProcessInfo:
     user: str
     cwd: str
     stdin: bool
+    tty: bool
     started_at: datetime
     ended_at: datetime | None
     exit_code: int | None
@@ -109,8 +110,9 @@ class ProcessNews:
 def start(sandbox: str, command: str | Sequence[str], options: ProcessOptions) -> Call[ProcessInfo]:
     words = command if isinstance(command, str) else list(command)
     body: dict[str, Any] = {"command": words, **options}
-    if "env" in body:
-        body["env"] = dict(body["env"])
+    for name in ("env", "tty"):
+        if name in body:
+            body[name] = dict(body[name])
     return Call("POST", _path(sandbox), _info, json.dumps(body).encode(), JSON)
 
 

@@ -10,13 +10,14 @@ import binascii
 import functools
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from sandboxd.client.failures import error_from_json
 from sandboxd.errors import SandboxdError
 from sandboxd.model import Limits, SandboxState
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,14 @@ class ExecExit:
     @classmethod
     def from_json(cls, row: Json) -> Self:
         return cls(**known(cls, row))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamExit(ExecExit):
+    """How a command ended whose output was told as it came."""
+
+    session_state: str | None = None
+    """Of a session's command: ``open``, or ``ended`` where it ended the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +209,7 @@ class Snapshot:
     run: str
     name: str
     image: str
+    image_key: str
     bytes: int
     created_at: datetime
     expires_at: datetime
@@ -245,6 +255,23 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """An image that is checked and mounted, and what its own configuration says."""
+
+    name: str
+    key: str
+    size_bytes: int
+    mounted: bool
+    user: str
+    workdir: str
+    labels: dict[str, str]
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        return cls(**known(cls, row))
+
+
+@dataclass(frozen=True, slots=True)
 class Prefetched:
     name: str
     mounted: bool
@@ -267,7 +294,9 @@ class Node:
     ready: bool
     sandboxes: dict[str, int]
     max_sandboxes: int
+    max_ttl_s: float
     max_timeout_s: float
+    max_output_bytes: int
     default_limits: Limits
     max_limits: Limits
     features: Json = field(repr=False)
@@ -304,7 +333,10 @@ def _names(kind: Any) -> frozenset[str]:
 
 # For classes that have a method ``list``.
 Events = list[Event]
+ExecResults = list[ExecResult | SandboxdError]
 Images = list[Image]
 Infos = list[SandboxInfo]
+Many = list[T | SandboxdError]
+"""Each in its place, or its error."""
 Prefetches = list[Prefetched]
 Snapshots = list[Snapshot]

@@ -115,10 +115,9 @@ class Resumes:
         if next_seq != self._seq:
             self._seq, self._barren = next_seq, 0
 
-    def after_cut(self, exec_id: str | None, cut: ConnectionLost | None) -> float:
-        """Seconds to wait before it is taken up. Raises the error where it is given up: before its
-        first frame nobody knows its name, nor whether the command was started."""
+    def after_cut(self, cut: ConnectionLost | None) -> float:
+        """Seconds to wait before it is taken up. Raises the error where it is given up."""
         self._barren += 1
-        if exec_id is None or self._barren > self.BARREN_MAX:
+        if self._barren > self.BARREN_MAX:
             raise cut or ConnectionLost("the stream of the command was cut")
         return random.uniform(0.0, FIRST_PAUSE_S * 2**self._barren)

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Literal, Self, TypedDict
 from urllib.parse import quote
 
-from sandboxd.client.calls import JSON, ROOT, Call, exec_body, exec_read_s
+from sandboxd.client.calls import FRAMES, JSON, ROOT, SILENCE_S, Call, exec_body, exec_read_s
 from sandboxd.client.results import decoded, known, moment
 
 
@@ -129,6 +129,16 @@ def execute(
         JSON,
         exec_read_s(options),
     )
+
+
+def execute_stream(
+    sandbox: str, session: str, command: str, options: SessionExecOptions, exec_id: str
+) -> Call[None]:
+    """Answered by frames, as an exec's stream, and taken up again like one."""
+    body = exec_body(command, options) | {"encoding": "base64", "exec_id": exec_id}
+    path = f"{_path(sandbox, session)}/exec"
+    data = json.dumps(body).encode()
+    return Call("POST", path, lambda _: None, data, (*JSON, *FRAMES), SILENCE_S)
 
 
 def interrupt(sandbox: str, session: str) -> Call[bool]:

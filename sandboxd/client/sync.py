@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
-from sandboxd.client import calls, file_calls, local_tree, process_calls, session_calls
-from sandboxd.client.calls import CreateOptions, ExecOptions
-from sandboxd.client.file_calls import FileEntry, Listing
+from sandboxd.client import calls, process_calls, session_calls
+from sandboxd.client.calls import BatchExec, CreateOptions, ExecOptions
 from sandboxd.client.frames import FrameReader
-from sandboxd.client.local_files import CHUNK_BYTES, replacing
 from sandboxd.client.process_calls import Processes, ProcessOptions
 from sandboxd.client.results import (
     Deleted,
     Events,
     ExecResult,
-    FileInfo,
+    ExecResults,
     Images,
     Infos,
+    Many,
     Node,
     Prefetches,
+    PreparedImage,
     SandboxInfo,
     Snapshot,
     Snapshots,
@@ -30,6 +29,7 @@ from sandboxd.client.results import (
 )
 from sandboxd.client.session_calls import SessionInfos, SessionOptions
 from sandboxd.client.sync_driver import Driver
+from sandboxd.client.sync_files import SandboxFiles
 from sandboxd.client.sync_process import Process
 from sandboxd.client.sync_session import Session
 from sandboxd.client.sync_stream import ExecStream
@@ -67,6 +67,32 @@ class Client(Driver):
             page, after = self.do(calls.list_page(run, labels, state, after))
             yield from page
 
+    def create_many(
+        self, image: str, count: int, **options: Unpack[CreateOptions]
+    ) -> Many[Sandbox]:
+        """Several alike in one request, in order; in the place of one that could not be made its
+        error. Each is to be deleted as any other."""
+        made = self.do(calls.create_many(image, count, options))
+        return self._sandboxes(made)
+
+    def fork_many(
+        self, snapshot: Snapshot | str, count: int, **options: Unpack[CreateOptions]
+    ) -> Many[Sandbox]:
+        """The same, each beginning as a snapshot."""
+        origin = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
+        return self._sandboxes(self.do(calls.create_many(None, count, options, origin)))
+
+    def _sandboxes(self, made: Many[SandboxInfo]) -> Many[Sandbox]:
+        return [
+            one if isinstance(one, SandboxdError) else Sandbox(self, one, owned=True)
+            for one in made
+        ]
+
+    def exec_many(self, execs: Iterable[BatchExec]) -> ExecResults:
+        """Run commands in any sandboxes of the node, in one request; in order, each one's result or
+        error, when the last has ended."""
+        return self.do(calls.execute_many(execs))
+
     def delete(self, sandbox_id: str) -> None:
         """When it returns, no process of the sandbox lives. One that is not there is deleted."""
         self.do(calls.delete(sandbox_id))
@@ -83,8 +109,12 @@ class Client(Driver):
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    def snapshots(self) -> Snapshots:
-        return self.do(calls.snapshots())
+    def snapshots(self, *, run: str | None = None, sandbox: str | None = None) -> Snapshots:
+        """Those of a run, or taken of a sandbox; all if neither is given."""
+        return self.do(calls.snapshots(run, sandbox))
+
+    def get_snapshot(self, snapshot_id: str) -> Snapshot:
+        return self.do(calls.get_snapshot(snapshot_id))
 
     def delete_snapshot(self, snapshot: Snapshot | str) -> None:
         """What was forked from it lives on. One that is not there is deleted."""
@@ -95,6 +125,10 @@ class Client(Driver):
 
     def images(self) -> Images:
         return self.do(calls.images())
+
+    def prepare_image(self, name: str) -> PreparedImage:
+        """Check and mount it, so that its first sandbox need not wait for that."""
+        return self.do(calls.prepare_image(name))
 
     def prefetch(self, names: Iterable[str]) -> Prefetches:
         """Make images ready ahead of need; what became of each is in its place."""
@@ -108,7 +142,7 @@ class Client(Driver):
         return self.do(calls.node())
 
 
-class Sandbox:
+class Sandbox(SandboxFiles):
     """One sandbox. Made by ``create`` or ``connect``, here or at a ``Client``.
 
     As a context manager: one that was created is deleted at the end, one that was connected to is
@@ -234,13 +268,13 @@ class Sandbox:
     def stats(self) -> Stats:
         return self._client.do(calls.stats(self.id))
 
-    def events(self, after: int = 0) -> Events:
+    def events(self, after: int = 0, *, limit: int | None = None) -> Events:
         """What became of it, the oldest first; ``after`` is the ``seq`` of the last one known."""
-        return self._client.do(calls.events(self.id, after))
+        return self._client.do(calls.events(self.id, after, limit))
 
     def delete(self) -> None:
         """When it returns, no process of it lives. Idempotent."""
-        self._client.delete(self.id)
+        self._client.do(calls.delete(self.id))
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -257,13 +291,19 @@ class Sandbox:
     ) -> ExecStream:
         """Run a command and be told its output as it comes (``ExecStream``). Whatever it writes is
         told: ``max_output_bytes`` and ``truncate`` do not count here."""
-        call = calls.execute_stream(self.id, command, options)
-        return ExecStream(self._client, self.id, call, FrameReader())
+        exec_id = options.get("exec_id") or calls.new_exec_id()
+        call = calls.execute_stream(self.id, command, options, exec_id)
+        return ExecStream(self._client, self.id, call, FrameReader(exec_id))
 
     def resume_stream(self, exec_id: str, from_seq: int = 0) -> ExecStream:
         """Take up the stream of a command that goes on, detached or cut off a moment ago."""
         call = calls.resume_stream(self.id, exec_id, from_seq)
         return ExecStream(self._client, self.id, call, FrameReader(exec_id, from_seq))
+
+    def kill_exec(self, exec_id: str) -> None:
+        """Kill a command that runs, with its whole tree: when it returns, none of it lives. Whoever
+        waits for it gets its result. Idempotent."""
+        self._client.do(calls.kill_exec(self.id, exec_id))
 
     # --- background processes ----------------------------------------------------------------
 
@@ -299,145 +339,3 @@ class Sandbox:
     def sessions(self) -> SessionInfos:
         """All that were not closed, in the order in which they were opened."""
         return self._client.do(session_calls.list_all(self.id))
-
-    # --- files -------------------------------------------------------------------------------
-
-    def read_file(self, path: str, *, user: str | None = None) -> bytes:
-        return self._client.do(file_calls.read(self.id, path, user))
-
-    def read_text(self, path: str, *, user: str | None = None) -> str:
-        """Raises UnicodeDecodeError for what is no UTF-8."""
-        return self.read_file(path, user=user).decode()
-
-    def write_file(
-        self,
-        path: str,
-        data: str | bytes,
-        *,
-        user: str | None = None,
-        mode: int | None = None,
-        parents: bool = True,
-    ) -> FileInfo:
-        """Replace a file in one step: readers see the old or the new one."""
-        raw = data.encode() if isinstance(data, str) else data
-        return self._client.do(
-            file_calls.write(self.id, path, raw, len(raw), user=user, mode=mode, parents=parents)
-        )
-
-    def upload_file(
-        self,
-        source: str | os.PathLike[str],
-        path: str,
-        *,
-        user: str | None = None,
-        mode: int | None = None,
-        parents: bool = True,
-    ) -> FileInfo:
-        """Copy a file of ours into the sandbox, at constant memory. Keeps its mode if none is
-        given. Raises OSError for what concerns ours."""
-        with open(source, "rb") as file:
-            status = os.fstat(file.fileno())
-            call = file_calls.write(
-                self.id,
-                path,
-                None,
-                status.st_size,
-                user=user,
-                mode=status.st_mode & 0o777 if mode is None else mode,
-                parents=parents,
-            )
-            return self._client.upload(call, iter(lambda: file.read(CHUNK_BYTES), b""))
-
-    def download_file(
-        self, path: str, target: str | os.PathLike[str], *, user: str | None = None
-    ) -> int:
-        """Copy a file of the sandbox to ours, at constant memory; its size. What breaks off leaves
-        nothing at ``target``."""
-        with (
-            self._client.stream(file_calls.read(self.id, path, user)) as pieces,
-            replacing(target) as file,
-        ):
-            return sum(file.write(piece) for piece in pieces)
-
-    def upload_dir(
-        self,
-        source: str | os.PathLike[str],
-        path: str,
-        *,
-        owner: str | None = None,
-        user: str | None = None,
-    ) -> int:
-        """Put the content of a directory of ours into one of the sandbox, which is made if it is
-        missing; how many names that were. Raises OSError for what concerns ours."""
-        call = file_calls.unpack(self.id, path, owner, user)
-        return self._client.upload(call, local_tree.pack(source))
-
-    def download_dir(
-        self,
-        path: str,
-        target: str | os.PathLike[str],
-        *,
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
-        user: str | None = None,
-    ) -> local_tree.Unpacked:
-        """Put the content of a directory of the sandbox into one of ours. What leads out of it is
-        left out (``local_tree``)."""
-        call = file_calls.pack(self.id, path, include, exclude, user)
-        with self._client.stream(call) as pieces:
-            return local_tree.unpack(local_tree.PieceFile(pieces), target)
-
-    def stat(self, path: str, *, follow: bool = False, user: str | None = None) -> FileEntry:
-        """Raises FileNotFound. A symlink itself, unless ``follow``."""
-        return self._client.do(file_calls.stat(self.id, path, follow, user))
-
-    def list_dir(
-        self,
-        path: str,
-        *,
-        recursive: bool = False,
-        limit: int = file_calls.LIST_MAX,
-        user: str | None = None,
-    ) -> Listing:
-        return self._client.do(file_calls.list_dir(self.id, path, recursive, limit, user))
-
-    def mkdir(
-        self,
-        path: str,
-        *,
-        mode: int | None = None,
-        parents: bool = True,
-        user: str | None = None,
-    ) -> FileEntry:
-        """Make a directory; with ``parents`` one that is there is done."""
-        return self._client.do(file_calls.mkdir(self.id, path, mode, parents, user))
-
-    def move(
-        self, source: str, destination: str, *, overwrite: bool = False, user: str | None = None
-    ) -> FileEntry:
-        """Rename; ``destination`` is the new name, never a directory to put it in."""
-        return self._client.do(file_calls.move(self.id, source, destination, overwrite, user))
-
-    def chmod(
-        self, path: str, mode: int, *, recursive: bool = False, user: str | None = None
-    ) -> int:
-        """How many names were changed."""
-        return self._client.do(file_calls.chmod(self.id, path, mode, recursive, user))
-
-    def chown(
-        self, path: str, owner: str, *, recursive: bool = False, user: str | None = None
-    ) -> int:
-        """``name`` or ``uid``, with ``:group``. How many names were changed."""
-        return self._client.do(file_calls.chown(self.id, path, owner, recursive, user))
-
-    def remove(
-        self,
-        path: str,
-        *,
-        recursive: bool = False,
-        missing_ok: bool = False,
-        user: str | None = None,
-    ) -> int:
-        """How many names are gone."""
-        call = file_calls.remove(self.id, path, recursive, missing_ok, user)
-        return self._client.do(call)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from sandboxd.client import process_calls
-from sandboxd.client.process_calls import WAIT_S, Follow, ProcessInfo, ProcessNews
+from sandboxd.client.process_calls import PIECE_BYTES, WAIT_S, Follow, ProcessInfo, ProcessNews
 from sandboxd.client.results import Output
 from sandboxd.client.sync_driver import Driver
 
@@ -39,10 +39,18 @@ class Process:
             self.read({}, wait_s=min(left_s, WAIT_S))
         return self.info
 
-    def read(self, offsets: Mapping[str, int], *, wait_s: float = 0.0) -> ProcessNews:
+    def read(
+        self,
+        offsets: Mapping[str, int],
+        *,
+        wait_s: float = 0.0,
+        max_bytes: int = PIECE_BYTES,
+    ) -> ProcessNews:
         """Its state, and its output from these offsets (``stdout``, ``stderr``); with ``wait_s``
         once there is some, or it has ended, or the time is up."""
-        call = process_calls.news(self._sandbox_id, self.id, wait_s=wait_s, offsets=offsets)
+        call = process_calls.news(
+            self._sandbox_id, self.id, wait_s=wait_s, offsets=offsets, max_bytes=max_bytes
+        )
         told = self._driver.do(call)
         self.info = told.info
         return told

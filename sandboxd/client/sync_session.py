@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self, Unpack
 
-from sandboxd.client import session_calls
+from sandboxd.client import calls, session_calls
+from sandboxd.client.frames import FrameReader
 from sandboxd.client.session_calls import SessionExecOptions, SessionInfo, SessionResult
 from sandboxd.client.sync_driver import Driver
+from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
 
 
@@ -33,6 +35,13 @@ class Session:
         and SessionEnded."""
         call = session_calls.execute(self._sandbox_id, self.id, command, options)
         return self._driver.do(call)
+
+    def exec_stream(self, command: str, **options: Unpack[SessionExecOptions]) -> ExecStream:
+        """The same, its output told as it comes: whole, whatever ``max_output_bytes`` says. A
+        stream that is cut is taken up again."""
+        exec_id = calls.new_exec_id()
+        call = session_calls.execute_stream(self._sandbox_id, self.id, command, options, exec_id)
+        return ExecStream(self._driver, self._sandbox_id, call, FrameReader(exec_id))
 
     def interrupt(self) -> bool:
         """End the command that runs, as Ctrl-C does; False where none did."""

@@ -12,9 +12,10 @@ from sandboxd.client import calls
 from sandboxd.client.calls import Call
 from sandboxd.client.failures import ConnectionLost
 from sandboxd.client.frames import FrameReader
-from sandboxd.client.results import ExecExit, Output
+from sandboxd.client.results import Output, StreamExit
 from sandboxd.client.retries import Resumes
 from sandboxd.client.sync_driver import Driver
+from sandboxd.errors import ExecNotFound
 
 
 class ExecStream:
@@ -31,16 +32,21 @@ class ExecStream:
         self._sandbox_id = sandbox_id
         self._frames = frames
         self._connection = contextlib.ExitStack()
+        self._cut: ConnectionLost | None = None
+        self._pieces: Iterator[bytes] = iter(())
         # At once: a command that cannot be started is refused here, not at the first iteration.
-        self._pieces = self._connection.enter_context(driver.stream(call))
+        try:
+            self._pieces = self._connection.enter_context(driver.stream(call))
+        except ConnectionLost as error:
+            self._cut = error
 
     @property
-    def exec_id(self) -> str | None:
-        """To come back to it with ``Sandbox.resume_stream``; None until its first frame."""
+    def exec_id(self) -> str:
+        """To come back to it with ``Sandbox.resume_stream``, or to kill it by."""
         return self._frames.exec_id
 
     @property
-    def exit(self) -> ExecExit:
+    def exit(self) -> StreamExit:
         """How it ended. Reads what is left of the output, and throws that away."""
         for _ in self:
             pass
@@ -51,27 +57,36 @@ class ExecStream:
         """Raises the command's SandboxdError where there is no result."""
         resumes = Resumes()
         while not self._frames.ended:
+            cut, self._cut = self._cut, None
             try:
                 for piece in self._pieces:
                     resumes.progress(self._frames.next_seq)
                     yield from self._frames.feed(piece)
             except ConnectionLost as error:
-                cut: ConnectionLost | None = error
-            else:
-                cut = None
+                cut = error
             if not self._frames.ended:
-                self._take_up(resumes.after_cut(self.exec_id, cut))
+                self._take_up(resumes.after_cut(cut), cut)
         self.close()
         if self._frames.error is not None:
             raise self._frames.error
 
-    def _take_up(self, pause_s: float) -> None:
+    def _take_up(self, pause_s: float, cut: ConnectionLost | None) -> None:
         self.close()
         self._frames.cut()
         time.sleep(pause_s)
-        assert self.exec_id is not None
         call = calls.resume_stream(self._sandbox_id, self.exec_id, self._frames.next_seq)
-        self._pieces = self._connection.enter_context(self._driver.stream(call))
+        try:
+            self._pieces = self._connection.enter_context(self._driver.stream(call))
+        except ExecNotFound:
+            if self._frames.next_seq > 0:
+                raise
+            # Nobody knows whether it was begun.
+            raise cut or ConnectionLost("the stream of the command was cut") from cut
+
+    def kill(self) -> None:
+        """Kill the command with its whole tree, detached or not; a session's is interrupted. What
+        is left of the output, and how it ended, can still be read. Idempotent."""
+        self._driver.do(calls.kill_exec(self._sandbox_id, self.exec_id))
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

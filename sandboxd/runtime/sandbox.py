@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sandboxd.errors import (
+    ExecIdTaken,
     NodeUnavailable,
     SandboxBusy,
     SandboxdError,
@@ -111,6 +112,8 @@ class Sandbox:
     """Have the launcher kill an exec, by the number of its cgroup."""
     last_used_at: float = field(default_factory=time.monotonic)
     events: EventLog = field(default_factory=EventLog)
+    execs: dict[str, Exec] = field(default_factory=dict)
+    """The commands that run and have an id to be killed by."""
     background: int = 0
     """Processes that run in the background, as far as this daemon knows."""
     _control: Control | None = None
@@ -292,10 +295,13 @@ class Sandbox:
         *,
         sinks: tuple[Sink, Sink] | None = None,
         on_started: Callable[[int], None] | None = None,
+        exec_id: str | None = None,
     ) -> Exec:
         """Send a command off. Raises SandboxdError where that fails at once; all else is told by
         ``Exec.done``. ``sinks`` take its output where it is not to be kept for the result."""
         control = self.control_to_start()
+        if exec_id in self.execs:
+            raise ExecIdTaken(f"a command of the id {exec_id!r} runs in this sandbox")
         assert self._oom is not None
         assert self._leftovers is not None
         packed = self.pack_command(request)
@@ -313,6 +319,9 @@ class Sandbox:
         )
         running.start(packed.payload, packed.flags)
         running.done.add_done_callback(self._exec_ended)
+        if exec_id is not None and not running.done.done():
+            self.execs[exec_id] = running
+            running.done.add_done_callback(lambda _: self.execs.pop(exec_id, None))
         return running
 
     def pack_command(self, request: ExecRequest) -> PackedCommand:

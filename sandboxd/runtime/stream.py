@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from sandboxd.errors import ExecNotFound, SandboxdError, StreamPositionLost
+from sandboxd.errors import ExecIdTaken, ExecNotFound, SandboxdError, StreamPositionLost
 from sandboxd.model import ExecResult, StreamResult
 from sandboxd.runtime import frames
 
@@ -134,6 +134,7 @@ class ExecStream:
         self._reader: Reader | None = None
         self._position = 0
         self._source: Source | None = None
+        self._finish: asyncio.Future[ExecResult] | None = None
         self._exit_fields: Callable[[ExecResult], dict[str, Any]] = frames.exit_fields
         self._paused = False
         self._deaf = False
@@ -159,6 +160,7 @@ class ExecStream:
     ) -> None:
         """Follow a command that was sent off with this stream's sinks."""
         self._source = source
+        self._finish = done
         self._exit_fields = exit_fields
         done.add_done_callback(self._done)
         self._wait_for_reader()
@@ -294,6 +296,12 @@ class ExecStream:
         elif self._source is not None:
             self._source.cancel()
 
+    async def kill(self) -> None:
+        """End the command, detached or not; its last frame says how. Idempotent."""
+        if self._source is not None and self._finish is not None:
+            self._source.cancel()
+            await asyncio.wait((self._finish,))
+
     def release(self) -> None:
         """Forget the frames. A reader that is still there comes to its end."""
         if self._timer is not None:
@@ -319,22 +327,30 @@ class Streams:
     def __len__(self) -> int:
         return len(self._table)
 
-    def open(self, sandbox_id: str, *, encoding: str, detach: bool) -> ExecStream:
-        """A stream under a fresh id; a command has to be begun on it, or it ``forget``s itself."""
-        key = (sandbox_id, self._new_id())
+    def open(
+        self, sandbox_id: str, *, encoding: str, detach: bool, exec_id: str | None = None
+    ) -> ExecStream:
+        """A stream under ``exec_id`` or a fresh one; a command has to be begun on it, or it has to
+        be discarded. Raises ExecIdTaken."""
+        key = (sandbox_id, exec_id or self._new_id())
+        if key in self._table:
+            raise ExecIdTaken(f"the stream of an earlier command {exec_id!r} is still kept")
         stream = ExecStream(self, key, encoding=encoding, detach=detach)
         self._table[key] = stream
         return stream
 
     def find(self, sandbox_id: str, exec_id: str) -> ExecStream:
         """Raises ExecNotFound."""
-        stream = self._table.get((sandbox_id, exec_id))
+        stream = self.get(sandbox_id, exec_id)
         if stream is None:
             raise ExecNotFound(
                 f"no streamed exec {exec_id!r} in this sandbox, or not any more",
                 hint="a stream can be resumed for a short while only",
             )
         return stream
+
+    def get(self, sandbox_id: str, exec_id: str) -> ExecStream | None:
+        return self._table.get((sandbox_id, exec_id))
 
     def has_ended(self, key: tuple[str, str]) -> None:
         self._ended[key] = None

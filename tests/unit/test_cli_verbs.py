@@ -196,6 +196,7 @@ class TestExec:
         assert result.stderr_bytes == b"\xff"
         assert result.exit_code == 3
         ((_, _, body),) = server.requests
+        assert body.pop("exec_id")
         assert body == {"command": ["cat", "--show-all"], "encoding": "base64"}
         assert server.headers_seen[0]["Authorization"] == f"Bearer {TOKEN}"
 
@@ -217,6 +218,7 @@ class TestExec:
         options = ["--timeout", "5", "--cwd", "/w", "--user", "me", "-e", "A=b=c", "-e", "D="]
         result = invoke("exec", *options, "sb-1", "--", "true")
         assert result.exit_code == 0
+        assert server.requests[0][2].pop("exec_id").startswith("ex-")
         assert server.requests[0][2] == {
             "command": ["true"],
             "encoding": "base64",

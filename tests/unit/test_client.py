@@ -355,7 +355,7 @@ class TestStream:
 
     @pytest.mark.parametrize("size", [1, 2, 7, 1000])
     def test_pieces_of_any_size(self, size):
-        reader = FrameReader()
+        reader = FrameReader("ex-mine")
         found = []
         for at in range(0, len(self.WHOLE), size):
             found += reader.feed(self.WHOLE[at : at + size])
@@ -399,9 +399,25 @@ class TestStream:
         paths = [request.url.raw_path.decode() for request in script.seen[2:]]
         assert paths == [f"/v1/sandboxes/sb-1/execs/ex-1?from_seq={n}" for n in (2, 2, 3)]
 
-    def test_cut_before_its_first_frame_nobody_knows(self, talk):
+    @pytest.mark.parametrize("cut", [(200, b""), httpx.ReadError("cut")])
+    def test_cut_before_its_first_frame_it_is_taken_up_by_the_id_that_was_sent(self, talk, cut):
+        script = Script((200, SANDBOX), cut, (200, self.WHOLE))
+        assert self.collect(talk, script)[0] == b"a\xffe"
+        chosen = json.loads(script.seen[1].content)["exec_id"]
+        path = script.seen[2].url.raw_path.decode()
+        assert path == f"/v1/sandboxes/sb-1/execs/{chosen}?from_seq=0"
+
+    @pytest.mark.parametrize("cut", [(200, b""), httpx.ReadError("cut")])
+    def test_cut_before_its_first_frame_and_not_known_to_the_node(self, talk, cut):
+        unknown = (404, refusal("exec-not-found", "request", False))
         with pytest.raises(client.ConnectionLost):
-            self.collect(talk, Script((200, SANDBOX), (200, b"")))
+            self.collect(talk, Script((200, SANDBOX), cut, unknown))
+
+    def test_forgotten_by_the_node_after_its_first_frame(self, talk):
+        unknown = (404, refusal("exec-not-found", "request", False))
+        script = Script((200, SANDBOX), (200, frame(0, "started", **ID)), unknown)
+        with pytest.raises(errors.ExecNotFound):
+            self.collect(talk, script)
 
     def test_given_up_where_nothing_comes(self, talk):
         script = Script((200, SANDBOX), (200, frame(0, "started", **ID)), *[(200, b"")] * 20)
@@ -443,15 +459,6 @@ def test_a_download_that_fails_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_both_clients_have_the_same_names():
-    def names(kind):
-        return {name for name in dir(kind) if not name.startswith("_")}
-
-    assert names(client.Client) == names(client.AsyncClient)
-    assert names(client.Sandbox) == names(client.AsyncSandbox)
-    assert names(client.ExecStream) <= names(client.AsyncExecStream)
-
-
 PROCESS = {
     "id": "ps-1",
     "name": "",
@@ -461,6 +468,7 @@ PROCESS = {
     "user": "0",
     "cwd": "/",
     "stdin": True,
+    "tty": False,
     "started_at": "2026-01-01T00:00:00Z",
     "ended_at": None,
     "exit_code": None,
@@ -555,10 +563,3 @@ class TestProcess:
             talk(script, call)
         assert script.seen[-1].content == b"text"
         assert script.seen[-1].url.params["eof"] == "true"
-
-
-def test_both_processes_have_the_same_names():
-    def names(kind):
-        return {name for name in dir(kind) if not name.startswith("_")}
-
-    assert names(client.Process) == names(client.AsyncProcess)

@@ -123,7 +123,7 @@ async def exec_many(request: Request) -> Response:
         asked: BatchExecBody = body.execs[index]
         sandbox = runtime.find(asked.sandbox)
         wanted = exec_request(asked, runtime.config)
-        one = sandbox.start_exec(wanted)
+        one = sandbox.start_exec(wanted, exec_id=asked.exec_id)
         if not wanted.detach:
             running.add(one)
             if gone:

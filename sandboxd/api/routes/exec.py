@@ -41,6 +41,7 @@ EXEC_ERRORS: Final = (
     errors.PidsExhausted,
     errors.DiskFull,
     errors.TooManyExecs,
+    errors.ExecIdTaken,
     errors.ExecSetupFailed,
     errors.NodeError,
     errors.NodeUnavailable,
@@ -96,9 +97,9 @@ async def exec_command(request: Request, sandbox_id: str) -> Response:
     sandbox = runtime.find(sandbox_id)
     asked = exec_request(body, runtime.config)
     if wants_frames(request):
-        reader = stream_exec(runtime, sandbox, asked, body.encoding)
+        reader = stream_exec(runtime, sandbox, asked, body)
         return FrameResponse(reader, heartbeat_s=runtime.config.stream_heartbeat_s)
-    running = sandbox.start_exec(asked)
+    running = sandbox.start_exec(asked, exec_id=body.exec_id)
     with ClientWatch(request.receive, running.cancel if not asked.detach else lambda: None):
         try:
             # Shielded: the command's own end is what ends ``done``, also for a cancelled request.
@@ -110,11 +111,15 @@ async def exec_command(request: Request, sandbox_id: str) -> Response:
     return JsonAnswer(exec_answer(result, body.encoding))
 
 
-def stream_exec(runtime: Runtime, sandbox: Sandbox, asked: ExecRequest, encoding: str) -> Reader:
+def stream_exec(runtime: Runtime, sandbox: Sandbox, asked: ExecRequest, body: ExecBody) -> Reader:
     """Send a command off whose output is told in frames; the reader is at their beginning."""
-    stream = runtime.streams.open(sandbox.id, encoding=encoding, detach=asked.detach)
+    stream = runtime.streams.open(
+        sandbox.id, encoding=body.encoding, detach=asked.detach, exec_id=body.exec_id
+    )
     try:
-        running = sandbox.start_exec(asked, sinks=stream.sinks, on_started=stream.started)
+        running = sandbox.start_exec(
+            asked, sinks=stream.sinks, on_started=stream.started, exec_id=stream.exec_id
+        )
     except BaseException:
         runtime.streams.discard(stream)
         raise
@@ -148,3 +153,23 @@ async def resume_exec(
     runtime.find(sandbox_id)
     reader = runtime.streams.find(sandbox_id, exec_id).attach(from_seq)
     return FrameResponse(reader, heartbeat_s=runtime.config.stream_heartbeat_s)
+
+
+@router.delete(
+    "/{sandbox_id}/execs/{exec_id}",
+    status_code=204,
+    responses=documented(errors.SandboxNotFound, errors.NodeUnavailable),
+)
+async def kill_exec(request: Request, sandbox_id: str, exec_id: str) -> Response:
+    """Kill a command that runs, detached or not, with its whole process tree, at once: none of it
+    lives when this answers. Whoever waits for it gets its result (137, `signal` 9), a stream its
+    `exit` frame. A session's command is interrupted instead, by force if need be: the session
+    stays. What has ended is killed already, and so is what never was."""
+    runtime: Runtime = request.app.state.runtime
+    sandbox = runtime.find(sandbox_id)
+    if running := sandbox.execs.get(exec_id):
+        running.cancel()
+        await asyncio.wait((running.done,))
+    elif stream := runtime.streams.get(sandbox_id, exec_id):
+        await stream.kill()
+    return Response(status_code=204)

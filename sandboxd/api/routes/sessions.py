@@ -114,7 +114,9 @@ async def exec_command(request: Request, sandbox_id: str, session_id: str) -> Re
             state = "ended" if session.ended else "open"
             return {**exit_fields(result), "session_state": state}
 
-        stream = runtime.streams.open(sandbox_id, encoding=body.encoding, detach=False)
+        stream = runtime.streams.open(
+            sandbox_id, encoding=body.encoding, detach=False, exec_id=body.exec_id
+        )
         try:
             running = await table.start(
                 session, body.command, stdin=stdin, timeout_s=timeout_s, sinks=stream.sinks
