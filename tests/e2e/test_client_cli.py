@@ -123,7 +123,8 @@ def test_an_interrupt_kills_the_command_first(
     with sandboxd.begin("exec", *how, sandbox, "--", "sh", "-c", script) as running:
         wait_for_marker(marker, 2)  # of the command, and of the program's own line
         running.send_signal(sent)
-        assert running.wait(30) == 128 + sent
+        _, told = running.communicate(timeout=30)
+        assert (running.returncode, told) == (128 + sent, b"")
         # At once: nothing of it lives when the program has ended.
         assert not pids_with(marker)
 
