@@ -6,7 +6,6 @@ sandbox writes them out again, piece by piece. Invalid UTF-8 is the rule here, n
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -153,7 +152,6 @@ def test_whatever_goes_in_comes_out(box: Sandbox):
 def _named(box: Sandbox, name: bytes) -> None:
     if name in (b".", b".."):
         return
-    encoded = base64.b64encode(name).decode()
     box.exec(["rm", "-rf", "/tmp/n"])
     box.mkdir("/tmp/n")
     path = "/tmp/n/" + name.decode("utf-8", "surrogateescape")
