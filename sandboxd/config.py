@@ -58,6 +58,9 @@ class Config:
     """Sandboxes made ahead of need, at least …"""
     slots_max: int = 64
     """… and at most, when many are asked for."""
+    slots_primed: int = 8
+    """Of those, so many at most are given ahead of need what was asked for last: an image and
+    limits. 0 for none."""
     default_ttl_s: float = 3600.0
     max_ttl_s: float = 86_400.0
     image_idle_s: float = 600.0
@@ -259,7 +262,7 @@ def _check(config: Config) -> None:
         raise refuse("cgroup_root", "must be the name of one directory")
     for one in fields(Config):
         value = getattr(config, one.name)
-        zero_is_fine = one.name == "image_idle_s"
+        zero_is_fine = one.name in ("image_idle_s", "slots_primed")
         if isinstance(value, int | float) and (value < 0 or (value == 0 and not zero_is_fine)):
             raise refuse(one.name, f"must be more than 0, not {value:g}")
     for name in ("ttl_s", "timeout_s"):

@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--max-sandboxes", type=int, required=True)
     parser.add_argument("--slots-min", type=int, default=4, help="sandboxes kept ready")
     parser.add_argument("--slots-max", type=int, default=64, help="the same, in high demand")
+    parser.add_argument("--slots-primed", type=int, default=8, help="of those, with a root")
     parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
     parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
     parser.add_argument("--lock-fd", type=int, help="the runtime directory's lock, where inherited")
@@ -50,6 +51,7 @@ def main() -> int:
             squashfuse=args.squashfuse or _squashfuse(features, findings),
             slots_min=args.slots_min,
             slots_max=args.slots_max,
+            slots_primed=args.slots_primed,
             describe=_describe(features, args.max_sandboxes),
         )
         run(settings, args.lifeline_fd, args.ready_fd)

@@ -28,4 +28,5 @@ def hostd_command(config: Config) -> list[str]:
         *("--max-sandboxes", str(config.max_sandboxes)),
         *("--slots-min", str(config.slots_min)),
         *("--slots-max", str(config.slots_max)),
+        *("--slots-primed", str(config.slots_primed)),
     ]

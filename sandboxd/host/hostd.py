@@ -57,6 +57,7 @@ class NodeSettings:
     squashfuse: str
     slots_min: int
     slots_max: int
+    slots_primed: int
     describe: Mapping[str, Any]
     """What the launcher's ``node`` verb answers, for the daemon."""
 
@@ -125,6 +126,7 @@ class Node:
             "squashfuse": settings.squashfuse,
             "slots_min": settings.slots_min,
             "slots_max": settings.slots_max,
+            "slots_primed": settings.slots_primed,
             "cgroups": {
                 "v2": str(self._cgroups.v2),
                 "v1": {name: str(path) for name, path in self._cgroups.v1.items()},

@@ -30,6 +30,7 @@ from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layers
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.pid1 import Zygote
+from sandboxd.launcher.primer import Primer
 from sandboxd.launcher.roots import Roots
 from sandboxd.launcher.sandboxes import Sandboxes
 from sandboxd.launcher.server import Server
@@ -162,20 +163,26 @@ def _serve(
         server_filter=filters.image_server,
         on_death=server.image_died,
     )
+    layers = Layers(burial)
+    roots = Roots(loop, mounter=mount_worker, undertaker=burial, layers=layers)
     slots = Slots(
         loop,
         zygote=zygote,
         cgroups=groups,
+        drop_root=roots.drop,
         ready_min=orders["slots_min"],
         ready_max=orders["slots_max"],
     )
-    layers = Layers(burial)
+    primer = Primer(
+        loop, slots=slots, roots=roots, images=images, primed_max=orders["slots_primed"]
+    )
     sandboxes = Sandboxes(
         loop,
         slots=slots,
         images=images,
-        roots=Roots(loop, mounter=mount_worker, undertaker=burial, layers=layers),
+        roots=roots,
         layers=layers,
+        primer=primer,
         on_death=server.sandbox_died,
     )
     snapshots = Snapshots(
@@ -197,6 +204,7 @@ def _serve(
         slots.add((yield from slots.make(skeleton.SHM_MB)))
         server.start(sandboxes, images, slots, snapshots, output_worker)
         loop.spawn(slots.keep_house())
+        loop.spawn(primer.keep_house())
         host.tell_ready()
 
     started = loop.spawn(start())

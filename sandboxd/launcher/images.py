@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -136,17 +136,25 @@ class Images:
             raise ImageUnavailable("the image is not mounted")
         return image
 
-    def unmount(self, key: str) -> None:
-        """Unmount an image that no sandbox uses. Raises ImageInUse."""
+    def are_mounted(self, names: Iterable[str]) -> bool:
+        """Whether these, by their names among the mounts, are what is mounted now."""
+        return {image.name for image in self.by_key.values()}.issuperset(names)
+
+    def unmount(self, key: str) -> str | None:
+        """Unmount an image that no sandbox uses; returns what its name was among the mounts.
+
+        Raises ImageInUse.
+        """
         image = self.by_key.get(key)
         if image is None:
-            return
+            return None
         if image.sandboxes or not image.ready.settled:
             raise ImageInUse(f"{len(image.sandboxes)} sandboxes use the image")
         del self.by_key[key]
         # First the mount, then the server: a server that goes first leaves a mount of errors.
         done = self._mounter.request("unmount", lanes=(image.name,), name=image.name)
         done.watch(lambda: self.kill(image))
+        return image.name
 
     def kill(self, image: MountedImage) -> None:
         with suppress(ProcessLookupError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -35,9 +35,10 @@ from sandboxd.init.protocol import RootFlag
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.layers import Layers, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.launcher.primer import Primer
 from sandboxd.launcher.protocol import SandboxRow
 from sandboxd.launcher.roots import Root, Roots
-from sandboxd.launcher.slots import Slot, Slots
+from sandboxd.launcher.slots import Outfit, Slot, Slots
 from sandboxd.model import Limits, SandboxState
 from sandboxd.rootfs import skeleton
 
@@ -81,9 +82,11 @@ class Sandboxes:
         images: Images,
         roots: Roots,
         layers: Layers,
+        primer: Primer,
         on_death: Callable[[Sandbox], None],
     ) -> None:
         self._loop = loop
+        self._primer = primer
         self._slots = slots
         self._images = images
         self._roots = roots
@@ -132,31 +135,57 @@ class Sandboxes:
         """A slot with a fresh root on ``stack`` becomes the sandbox's; milliseconds by phase."""
         clock = _Clock()
         names = [self._images.mounted(key).name for key in stack.images]
+        limits = sandbox.limits
+        outfit = None if stack.layers else Outfit(tuple(names), limits)
+        slot = self._slots.take(outfit) if limits.shm_mb == skeleton.SHM_MB else None
         self._layers.share(stack.layers)
-        slot: Slot | None = None
         try:
-            # Asked for before anything is waited for: it is made while a slot is limited, or made.
-            asked = self._roots.ask(stack, names, sandbox.limits)
-            try:
-                shm_mb = sandbox.limits.shm_mb
-                slot = self._slots.take() if shm_mb == skeleton.SHM_MB else None
-                if slot is None:
-                    slot = yield from self._slots.make(shm_mb)
-                sandbox.slot = slot
+            if slot is not None and slot.outfit == outfit and sandbox.hostname == skeleton.HOSTNAME:
+                assert slot.root is not None
+                sandbox.slot, sandbox.root, slot.root = slot, slot.root, None
                 slot.on_death = lambda: self._died(sandbox)
                 clock.lap("slot")
-                slot.cgroups.limit(sandbox.limits)
-                clock.lap("limits")
-            except BaseException:
-                self._roots.forget(asked)
-                raise
-            hostname = sandbox.hostname if sandbox.hostname != skeleton.HOSTNAME else None
-            sandbox.root = yield from self._roots.put(slot, stack, asked, hostname=hostname)
+            else:
+                yield from self._dress(sandbox, stack, names, slot, clock)
         except BaseException:
             self._layers.release(stack.layers)
             raise
-        clock.lap("root")
+        if outfit is not None:
+            self._primer.wanted(outfit, stack)
         return clock.laps
+
+    def _dress(
+        self,
+        sandbox: Sandbox,
+        stack: Stack,
+        names: Sequence[str],
+        slot: Slot | None,
+        clock: _Clock,
+    ) -> Task[None]:
+        """Give a slot, made now if there is none, the sandbox's limits and root."""
+        # Asked for before anything is waited for: it is made while a slot is limited, or made.
+        asked = self._roots.ask(stack, names, sandbox.limits)
+        try:
+            if slot is None:
+                slot = yield from self._slots.make(sandbox.limits.shm_mb)
+            sandbox.slot = slot
+            slot.on_death = lambda: self._died(sandbox)
+            clock.lap("slot")
+            slot.cgroups.limit(sandbox.limits)
+            clock.lap("limits")
+        except BaseException:
+            self._roots.forget(asked)
+            if slot is not None and sandbox.slot is None:
+                slot.kill()
+                self._slots.discard(slot)
+            raise
+        hostname = sandbox.hostname if sandbox.hostname != skeleton.HOSTNAME else None
+        sandbox.root = yield from self._roots.put(slot, stack, asked, hostname=hostname)
+        if slot.root is not None:
+            # Primed for somebody else.
+            self._roots.drop(slot.root)
+            slot.root = None
+        clock.lap("root")
 
     def _control(self, sandbox: Sandbox) -> int:
         """The control socket that came with the slot."""
@@ -321,6 +350,7 @@ class Sandboxes:
     def image_lost(self, image: MountedImage) -> None:
         """The image's server died: end its sandboxes at once, before a command in one of them makes
         a result out of reads that failed."""
+        self._slots.forget_image(image.name)
         for name in list(image.sandboxes):
             sandbox = self.by_id.get(name)
             if sandbox is not None and sandbox.state in (

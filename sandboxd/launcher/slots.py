@@ -5,6 +5,10 @@ namespaces of its own, locked up, with /proc, /dev and /sys ready and a control 
 What makes it slow to make (on cgroup v1 a move costs an RCU grace period, 8 ms and more) is then
 off the path of a create. A slot becomes one sandbox, and never a second.
 
+A ready slot may also be primed: given limits and a root of the image that is asked for most, before
+it is asked for again (``primer``). It is given to whom it suits; for anybody else it is as good as
+one without, since nothing has ever run in it: its root is swapped for the right one.
+
 Order of making one (each step undone if a later one fails):
   1. its cgroups, without limits yet;
   2. PID 1, cloned by the zygote straight into its cgroup2 directory; id maps are written then;
@@ -25,13 +29,17 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sandboxd.errors import SandboxLost
 from sandboxd.launcher.cgroups import NodeCgroups, SandboxCgroups, make
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.pid1 import Pid1, Zygote
+from sandboxd.model import Limits
 from sandboxd.rootfs import skeleton
+
+if TYPE_CHECKING:
+    from sandboxd.launcher.roots import Root
 
 CGROUP_REMOVAL_S: Final = 10.0
 MAKING_AT_ONCE: Final = 2
@@ -41,7 +49,16 @@ REFILL_PAUSE_S: Final = 0.01
 DEMAND_WINDOW_S: Final = 10.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Outfit:
+    """What a primed slot is ready for: a sandbox of bare images with these limits."""
+
+    images: tuple[str, ...]
+    """Names among the mounts, lowest first: an image that is mounted anew has another."""
+    limits: Limits
+
+
+@dataclass(slots=True, eq=False)
 class Slot:
     """A PID 1 that waits for a root, or has one: then its sandbox is the owner."""
 
@@ -52,6 +69,9 @@ class Slot:
     pid: int = 0
     pidfd: int = -1
     control: socket.socket | None = None
+    outfit: Outfit | None = None
+    root: Root | None = None
+    """Of a primed slot; once it is a sandbox, its root is the sandbox's."""
     dead: Promise[None] = field(default_factory=Promise)
     on_death: Callable[[], None] | None = None
     """Called when PID 1 dies, before ``dead`` is settled."""
@@ -69,11 +89,19 @@ class Slots:
     """Makes slots, and keeps as many ready as the recent demand asks for."""
 
     def __init__(
-        self, loop: Loop, *, zygote: Zygote, cgroups: NodeCgroups, ready_min: int, ready_max: int
+        self,
+        loop: Loop,
+        *,
+        zygote: Zygote,
+        cgroups: NodeCgroups,
+        drop_root: Callable[[Root], None],
+        ready_min: int,
+        ready_max: int,
     ) -> None:
         self._loop = loop
         self._zygote = zygote
         self._cgroups = cgroups
+        self._drop_root = drop_root
         self._ready_min = ready_min
         self._ready_max = ready_max
         self._masked = skeleton.masked_paths(os.cpu_count() or 1)
@@ -130,13 +158,50 @@ class Slots:
             raise
         return ours
 
-    def take(self) -> Slot | None:
-        """A ready slot, the oldest; None where there is none."""
+    def take(self, outfit: Outfit | None = None) -> Slot | None:
+        """A ready slot: one primed with ``outfit``, else the oldest that is not primed, else the
+        oldest; None where there is none."""
         self._taken_at.append(time.monotonic())
-        slot = self._ready.popleft() if self._ready else None
+        slot = self._choose(outfit)
+        if slot is not None:
+            self._ready.remove(slot)
         # After whoever asked has what it waits for: the making of the next one is not on its way.
         self._loop.call_later(REFILL_PAUSE_S, self.refill)
         return slot
+
+    def _choose(self, outfit: Outfit | None) -> Slot | None:
+        plain: Slot | None = None
+        for slot in self._ready:
+            if slot.outfit is None:
+                plain = plain or slot
+            elif slot.outfit == outfit:
+                return slot
+        return plain or (self._ready[0] if self._ready else None)
+
+    def borrow(self) -> Slot | None:
+        """One that is not primed, to be primed and added again; None where it may be needed."""
+        plain = [slot for slot in self._ready if slot.outfit is None]
+        if len(plain) < 2:
+            return None
+        self._ready.remove(plain[-1])
+        plain[-1].on_death = None
+        return plain[-1]
+
+    def primed(self) -> list[Outfit]:
+        return [slot.outfit for slot in self._ready if slot.outfit is not None]
+
+    def forget(self, outdated: Callable[[Outfit], bool]) -> None:
+        """End the slots that are primed with what nobody will ask for."""
+        for slot in [one for one in self._ready if one.outfit and outdated(one.outfit)]:
+            self._ready.remove(slot)
+            slot.on_death = None
+            slot.kill()
+            self.discard(slot)
+        self.refill()
+
+    def forget_image(self, name: str) -> None:
+        """An image is unmounted or lost."""
+        self.forget(lambda outfit: name in outfit.images)
 
     def discard(self, slot: Slot) -> None:
         """Remove what is left of a slot once it is dead."""
@@ -178,7 +243,10 @@ class Slots:
         self.refill()
 
     def add(self, slot: Slot) -> None:
-        """Put a slot that is made into the pool."""
+        """Put a slot that is made, or primed, into the pool."""
+        if slot.dead.settled:
+            self.discard(slot)
+            return
         slot.on_death = lambda: self._lost(slot)
         self._ready.append(slot)
 
@@ -204,6 +272,9 @@ class Slots:
             slot.pid1.close()
             if slot.control is not None:
                 slot.control.close()
+            if slot.root is not None:
+                self._drop_root(slot.root)
+                slot.root = None
             deadline = time.monotonic() + CGROUP_REMOVAL_S
             pause = 0.002
             while True:

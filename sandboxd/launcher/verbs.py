@@ -112,6 +112,7 @@ class Verbs:
         counts = {
             "sandboxes": len(self.sandboxes.by_id),
             "slots_ready": self.slots.ready,
+            "slots_primed": len(self.slots.primed()),
             "in_teardown": self.slots.in_teardown,
             "images": len(self.images.by_key),
         }
@@ -129,7 +130,9 @@ class Verbs:
 
     def _unmount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
-        self.images.unmount(message["key"])
+        name = self.images.unmount(message["key"])
+        if name is not None:
+            self.slots.forget_image(name)
         return {"key": message["key"]}, ()
         yield
 

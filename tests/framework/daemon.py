@@ -223,6 +223,8 @@ def start(
         "SANDBOXD_CGROUP_ROOT": home.name,
         "SANDBOXD_SLOTS_MIN": str(SLOTS),
         "SANDBOXD_SLOTS_MAX": str(SLOTS),
+        # What is held ahead of need differs from one moment to the next, as leaks would.
+        "SANDBOXD_SLOTS_PRIMED": "0",
     }
     with log_file.open("ab") as log:
         process = subprocess.Popen(
