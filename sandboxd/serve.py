@@ -314,6 +314,7 @@ def _serve(
             lifespan="on",
             backlog=BACKLOG,
             server_header=False,
+            proxy_headers=False,
         ),
         runtime,
         reloader,

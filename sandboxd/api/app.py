@@ -29,6 +29,7 @@ from sandboxd.api.routes import (
     snapshots,
 )
 from sandboxd.api.routes import exec as exec_route
+from sandboxd.api.shortcut import Shortcut
 from sandboxd.config import Config
 from sandboxd.errors import BodyTooLarge, HttpError, SandboxdError, Unauthorized
 from sandboxd.runtime.manager import Runtime
@@ -102,6 +103,7 @@ def create_app(
         node,
     ):
         app.include_router(resource.router)
+    app.add_middleware(Shortcut)
     # The last one added is the outermost: nothing of a body is read before the token was right.
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(BearerAuth, token=token)

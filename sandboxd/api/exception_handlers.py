@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 PROBLEMS_MAX: Final = 20
 RETRY_AFTER_S: Final = 1
+CLIENT_GONE: Final = 499
+"""Nobody reads this; without it a client's going away would be logged as our failure."""
 
 
 STATUS: Final[dict[type[SandboxdError], int]] = {
@@ -179,8 +181,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(_: Request, error: Exception) -> Response:
-        # Nobody reads this; without it a client's going away would be logged as our failure.
-        return Response(status_code=499)
+        return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ from sandboxd.client import address
 from sandboxd.client.calls import Call
 from sandboxd.client.failures import ClientMisused, error_from_body
 from sandboxd.client.retries import Answer, Tries, transport_error
+from sandboxd.client.sync_transport import KeepAliveTransport
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class Driver:
     ) -> None:
         self._address = address.find(url, token)
         self._retry_s = retry_s
-        self._make_transport = _transport if transport is None else lambda: transport
+        self._own_transport = transport
         self._transport: httpx.BaseTransport | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -149,7 +150,7 @@ class Driver:
             # Forked: the parent's connections are not ours to use, nor to close in an orderly way.
             self._transport, self._pid = None, os.getpid()
         if self._transport is None:
-            self._transport = self._make_transport()
+            self._transport = self._own_transport or _transport(self._address.url)
         return self._transport
 
 
@@ -167,7 +168,9 @@ def _body(response: httpx.Response) -> bytes:
     return b"".join(_stream_of(response))
 
 
-def _transport() -> httpx.BaseTransport:
+def _transport(url: str) -> httpx.BaseTransport:
+    if url.startswith("http://"):
+        return KeepAliveTransport(idle_s=address.KEEP_IDLE_S, socket_options=address.SOCKET_OPTIONS)
     return httpx.HTTPTransport(
         limits=httpx.Limits(
             max_connections=None,

@@ -140,8 +140,8 @@ class Sandboxes:
         slot = self._slots.take(outfit) if limits.shm_mb == skeleton.SHM_MB else None
         self._layers.share(stack.layers)
         try:
-            if slot is not None and slot.outfit == outfit and sandbox.hostname == skeleton.HOSTNAME:
-                assert slot.root is not None
+            primed = slot is not None and slot.root is not None and slot.outfit == outfit
+            if slot is not None and primed and sandbox.hostname == skeleton.HOSTNAME:
                 sandbox.slot, sandbox.root, slot.root = slot, slot.root, None
                 slot.on_death = lambda: self._died(sandbox)
                 clock.lap("slot")

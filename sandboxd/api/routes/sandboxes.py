@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
@@ -21,6 +22,8 @@ from sandboxd.runtime.manager import Runtime, check_allowed
 from sandboxd.runtime.sandbox import Sandbox, SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+
+IDEMPOTENCY_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 Run = Annotated[str | None, Query(max_length=255)]
@@ -85,9 +88,7 @@ def inline_files(body: CreateBody) -> list[InlineFile]:
 )
 async def create(
     request: Request,
-    idempotency_key: Annotated[
-        str | None, Header(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")
-    ] = None,
+    idempotency_key: Annotated[str | None, Header(pattern=f"^{IDEMPOTENCY_KEY.pattern}$")] = None,
 ) -> Response:
     """Make a sandbox. With an Idempotency-Key, the same request again gets the same answer. If the
     client goes away before that, it is not kept."""
