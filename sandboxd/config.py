@@ -3,7 +3,7 @@
 Every setting is a field of ``Config``; its name is its TOML key, its environment variable
 (``SANDBOXD_`` and the name in capitals) and, with dashes, its flag. The limits are tables of their
 own: ``[default_limits]`` and ``[max_limits]`` in TOML, ``SANDBOXD_MAX_LIMITS_MEMORY_MB`` outside.
-An unknown key and an impossible value are errors that name file and key.
+An unknown key and an impossible value are errors that name file, line and key.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from sandboxd.config_lines import key_lines
 from sandboxd.errors import ConfigError
 from sandboxd.model import Limits
 
@@ -135,7 +136,7 @@ def load_config(
 ) -> Config:
     """The configuration. ``overrides`` are the flags, by setting name; None counts as not given.
 
-    Raises ConfigError naming file and key.
+    Raises ConfigError naming file, line and key.
     """
     settings = [
         *(_from_file(Path(path)) if path is not None else ()),
@@ -170,17 +171,24 @@ def _types() -> dict[str, type]:
 
 def _from_file(path: Path) -> Iterator[_Setting]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="is --config right?") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    lines = key_lines(text)
+
+    def origin(key: str, table: str = "") -> str:
+        line = lines.get(key) or lines.get(table)
+        return f"{path}:{line}" if line else str(path)
+
     for key, value in data.items():
         if key in _TABLES and isinstance(value, dict):
             for name, one in value.items():
-                yield _Setting(f"{key}.{name}", one, str(path))
+                yield _Setting(f"{key}.{name}", one, origin(f"{key}.{name}", key))
         else:
-            yield _Setting(key, value, str(path))
+            yield _Setting(key, value, origin(key))
 
 
 def _from_env(env: Mapping[str, str]) -> Iterator[_Setting]:
@@ -243,8 +251,9 @@ def _build(values: dict[str, object]) -> Config:
 
 
 def _check(config: Config) -> None:
-    def refuse(key: str, why: str) -> ConfigError:
-        origin = config.origins.get(key, "defaults")
+    def refuse(key: str, why: str, other: str = "") -> ConfigError:
+        # Of two that contradict each other, the one that somebody wrote.
+        origin = config.origins.get(key) or config.origins.get(other, "defaults")
         return ConfigError(f"{origin}: {key} {why}", key=key)
 
     try:
@@ -267,17 +276,21 @@ def _check(config: Config) -> None:
             raise refuse(one.name, f"must be more than 0, not {value:g}")
     for name in ("ttl_s", "timeout_s"):
         if getattr(config, f"default_{name}") > getattr(config, f"max_{name}"):
-            raise refuse(f"default_{name}", f"is more than max_{name}")
+            raise refuse(f"default_{name}", f"is more than max_{name}", f"max_{name}")
     if config.slots_min > config.slots_max:
-        raise refuse("slots_min", "is more than slots_max")
+        raise refuse("slots_min", "is more than slots_max", "slots_max")
     if config.default_output_bytes > config.max_output_bytes:
-        raise refuse("default_output_bytes", "is more than max_output_bytes")
+        raise refuse("default_output_bytes", "is more than max_output_bytes", "max_output_bytes")
     for one in fields(Limits):
         least, most = getattr(config.default_limits, one.name), getattr(config.max_limits, one.name)
         if most <= 0:
             raise refuse(f"max_limits.{one.name}", f"must be more than 0, not {most:g}")
         if not 0 < least <= most:
-            raise refuse(f"default_limits.{one.name}", f"must be in 0 to {most:g}, not {least:g}")
+            raise refuse(
+                f"default_limits.{one.name}",
+                f"must be in 0 to {most:g}, not {least:g}",
+                f"max_limits.{one.name}",
+            )
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -384,6 +384,13 @@ class NodeUnavailable(NodeError):
     code = "node-unavailable"
 
 
+class NodeVersionMismatch(NodeError):
+    """The node's root part runs another version, which this daemon cannot speak to."""
+
+    code = "node-version-mismatch"
+    retryable = False
+
+
 class NodeOverloaded(NodeError):
     """There is no room now; ``detail["retry_after_s"]`` says when to come back."""
 

@@ -261,7 +261,7 @@ class _Server(uvicorn.Server):
     def _reload(self) -> None:
         self._manager.reloading()
         try:
-            self._reloader.reload()
+            self._reloader.take_over(self._reloader.read())
         except ConfigError as error:
             log.error("nothing is changed: %s", error.message)  # noqa: TRY400
         self._tell_ready()

@@ -24,6 +24,7 @@ from sandboxd.api.routes import (
     lifecycle,
     node,
     processes,
+    reload,
     sandboxes,
     sessions,
     snapshots,
@@ -101,6 +102,7 @@ def create_app(
         health,
         images,
         node,
+        reload,
     ):
         app.include_router(resource.router)
     app.add_middleware(Shortcut)

@@ -73,6 +73,8 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.SandboxLost: 410,
     errors.WorkloadError: 409,
     errors.NodeOverloaded: 429,
+    # Of a reload, whose answer goes to the operator.
+    errors.ConfigError: 409,
     errors.SandboxSetupError: 500,
     errors.NodeError: 503,
     errors.SandboxdError: 500,
@@ -124,6 +126,8 @@ def validation_error(problems: Iterable[Mapping[str, Any]]) -> RequestError:
 def documented(*kinds: type[SandboxdError]) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route that may end with these errors, by status, with every code."""
     by_status: dict[int | str, list[type[SandboxdError]]] = {}
+    if errors.NodeUnavailable in kinds and errors.NodeVersionMismatch not in kinds:
+        kinds += (errors.NodeVersionMismatch,)  # for whoever needs the node, and none will do
     for kind in kinds:
         by_status.setdefault(status_of(kind), []).append(kind)
     return {

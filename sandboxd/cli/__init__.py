@@ -24,6 +24,7 @@ from sandboxd.cli import (
     logs,
     ls,
     node,
+    reload,
     rm,
     run,
     serve,
@@ -56,6 +57,7 @@ def build() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, callback=_root)
     app.command("serve")(serve.serve)
     app.command("node")(node.node)
+    app.command("reload")(reload.reload)
     app.command("doctor")(doctor.doctor)
     app.command("ls")(ls.ls)
     app.command("ps")(logs.ps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import typer
@@ -48,7 +49,8 @@ def _settings(config: Path | None) -> tuple[Config, Probe]:
     except ConfigError as error:
         remedy = error.hint or "correct it, or unset it"
         return Config(), Probe("configuration", Status.FAIL, error.message, remedy)
-    origins = sorted(set(settings.origins.values()))
+    # Of a file once, whatever its lines.
+    origins = sorted({re.sub(r":\d+$", "", origin) for origin in settings.origins.values()})
     return settings, Probe("configuration", Status.OK, ", ".join(origins) or "defaults")
 
 

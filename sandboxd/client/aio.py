@@ -25,6 +25,7 @@ from sandboxd.client.aio_stream import AsyncExecStream
 from sandboxd.client.calls import BatchExec, CreateOptions, ExecOptions
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.process_calls import Processes, ProcessOptions
+from sandboxd.client.reloaded import Reloaded
 from sandboxd.client.results import (
     Deleted,
     Events,
@@ -163,6 +164,11 @@ class AsyncClient(AsyncDriver):
 
     async def node(self) -> Node:
         return await self.do(calls.node())
+
+    async def reload(self) -> Reloaded:
+        """Have the daemon read its configuration again. Raises ConfigError, with nothing changed,
+        where something in it is wrong."""
+        return await self.do(calls.reload())
 
 
 class Pending(Awaitable["AsyncSandbox"]):

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 from sandboxd.client.address import Headers
 from sandboxd.client.failures import NotSandboxd, error_from_json
+from sandboxd.client.reloaded import Reloaded
 from sandboxd.client.results import (
     Deleted,
     Event,
@@ -369,6 +370,10 @@ def evict_image(name: str) -> Call[None]:
 
 def node() -> Call[Node]:
     return Call("GET", "/v1/node", _parser(Node.from_json), repeatable=True)
+
+
+def reload() -> Call[Reloaded]:
+    return Call("POST", "/v1/node/reload", _parser(Reloaded.from_json), repeatable=True)
 
 
 # --- what they share -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from sandboxd.client import calls, process_calls, session_calls
 from sandboxd.client.calls import BatchExec, CreateOptions, ExecOptions
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.process_calls import Processes, ProcessOptions
+from sandboxd.client.reloaded import Reloaded
 from sandboxd.client.results import (
     Deleted,
     Events,
@@ -140,6 +141,11 @@ class Client(Driver):
 
     def node(self) -> Node:
         return self.do(calls.node())
+
+    def reload(self) -> Reloaded:
+        """Have the daemon read its configuration again. Raises ConfigError, with nothing changed,
+        where something in it is wrong."""
+        return self.do(calls.reload())
 
 
 class Sandbox(SandboxFiles):

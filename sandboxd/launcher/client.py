@@ -17,7 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from sandboxd.errors import ImageInUse, NodeError, NodeUnavailable, SandboxdError, subclasses
+from sandboxd.errors import (
+    ImageInUse,
+    NodeError,
+    NodeUnavailable,
+    NodeVersionMismatch,
+    SandboxdError,
+    subclasses,
+)
+from sandboxd.init.fingerprint import fingerprint
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 
@@ -87,10 +95,22 @@ class LauncherClient:
         self._lost: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
+        self._refusal: NodeVersionMismatch | None = None
 
     @property
     def connected(self) -> bool:
         return self._sock is not None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the launcher is there, and of a version that it cannot speak to."""
+        return self._refusal is not None
+
+    def unavailable(self, message: str) -> NodeError:
+        """Why nothing can be asked of it: one of another version will never answer."""
+        if self._refusal is not None:
+            return self._refusal.with_traceback(None)
+        return NodeUnavailable(message)
 
     def start(self, listener: Listener) -> None:
         self._listener = listener
@@ -121,7 +141,7 @@ class LauncherClient:
         """
         loop = asyncio.get_running_loop()
         if self._sock is None:
-            raise NodeUnavailable("the launcher is not connected")
+            raise self.unavailable("the launcher is not connected")
         self._last_id += 1
         call_id = self._last_id
         future: asyncio.Future[Answer] = loop.create_future()
@@ -209,11 +229,13 @@ class LauncherClient:
                 await listener.launcher_connected(await self._hello())
             except Exception as error:  # noqa: BLE001 - whatever failed is tried again
                 self._disconnect()
+                self._refusal = error if isinstance(error, NodeVersionMismatch) else None
                 if not told:
                     log.warning("no launcher at its socket: %s", error)
                     told = True
             else:
                 told = False
+                self._refusal = None
                 pause_s = BACKOFF_FIRST_S
                 if self._lost is not None:
                     await self._lost.wait()
@@ -225,12 +247,9 @@ class LauncherClient:
 
     async def _hello(self) -> dict[str, Any]:
         answer = await self.call("hello", version=protocol.VERSION)
-        if answer.ok.get("version") != protocol.VERSION:
-            raise NodeUnavailable(
-                f"the launcher speaks version {answer.ok.get('version')!r},"
-                f" this daemon {protocol.VERSION}",
-                hint="restart the launcher of this version",
-            )
+        version, init = answer.ok.get("version"), answer.ok.get("init")
+        if version != protocol.VERSION or init != fingerprint():
+            raise protocol.mismatch(f"{protocol.VERSION} ({fingerprint()})", f"{version} ({init})")
         return answer.ok
 
     def _connect(self) -> None:

@@ -12,7 +12,8 @@ Event:    ``{"event": "sandbox-died", ...}``, to every connection, whenever it h
 ========== ====================================================== =================================
 verb       request                                                answer (fds)
 ========== ====================================================== =================================
-hello      ``version``                                            ``version boot_id started_at``
+hello      ``version``                                            ``version init boot_id
+                                                                  started_at``
 node       -                                                      ``features limits counts …``
 mount      ``key name digest sif_offset`` (fd: the SIF)           ``key`` when files can be read
 unmount    ``key``                                                ``key``; error ``image-in-use``
@@ -38,6 +39,9 @@ a restarted daemon has everything again; ``note`` replaces it. ``phases`` are mi
 ``oom_kill_path`` is a file the daemon's user may read and that has a line ``oom_kill N``
 (``memory.events`` of the sandbox's cgroup, or v1's ``memory.oom_control``); "" where there is none.
 ``limits`` of ``node`` says by limit name how it is held (``model.Enforcement``).
+
+``version`` is that of this protocol and the same on both sides, or nothing else is answered;
+``init`` is the fingerprint of ``protocol.h``, which the daemon speaks over the control fds.
 
 With the control fd come the read ends of two pipes for each image: one at its end says that the
 image's server is dead (``runtime/image_watch.py``).
@@ -82,7 +86,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from sandboxd.errors import NodeVersionMismatch
+
 VERSION: Final = 1
+"""Of what is above; raised by a change that the other side cannot do without."""
 
 MESSAGE_MAX: Final = 64 * 1024
 """Bytes of a datagram: fits net.core.wmem_default (212,992) with its bookkeeping."""
@@ -109,6 +116,14 @@ class SandboxRow:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def mismatch(daemon: str, node: str) -> NodeVersionMismatch:
+    """The error of two that do not speak the same."""
+    return NodeVersionMismatch(
+        f"the daemon speaks version {daemon} of the node's protocol, the node {node}",
+        hint="restart sandboxd-node once its sandboxes may end, or go back to the other version",
+    )
 
 
 def page(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from sandboxd.errors import NodeError, RequestError, SandboxdError
+from sandboxd.init.fingerprint import fingerprint
 from sandboxd.init.protocol import KillScope
 from sandboxd.launcher import freeze, protocol, usage
 from sandboxd.launcher.images import Images
@@ -95,13 +96,11 @@ class Verbs:
     def _hello(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         if message.get("version") != protocol.VERSION:
-            raise RequestError(
-                f"the launcher speaks version {protocol.VERSION} of its protocol",
-                hint="restart the node part of sandboxd after an upgrade",
-            )
+            raise protocol.mismatch(f"{message.get('version')!r}", str(protocol.VERSION))
         node = self._node()
         return {
             "version": protocol.VERSION,
+            "init": fingerprint(),
             "boot_id": node["boot_id"],
             "started_at": node["started_at"],
         }, ()

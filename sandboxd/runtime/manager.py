@@ -159,7 +159,7 @@ class Runtime:
         if sandbox is None:
             if not self._ready:
                 # It may live in the launcher; only once all is adopted is absence a fact.
-                raise NodeUnavailable("the node does not know its sandboxes yet")
+                raise self.launcher.unavailable("the node does not know its sandboxes yet")
             raise SandboxNotFound(f"no sandbox {sandbox_id!r} on this node")
         return sandbox
 
@@ -169,7 +169,7 @@ class Runtime:
         Raises NodeUnavailable until they are known: an empty list would say that there are none.
         """
         if not self._adopted:
-            raise NodeUnavailable("the node does not know its sandboxes yet")
+            raise self.launcher.unavailable("the node does not know its sandboxes yet")
         return iter([self._table[sandbox_id] for sandbox_id in sorted(self._table)])
 
     def counts(self) -> dict[str, int]:
@@ -199,7 +199,7 @@ class Runtime:
         NodeUnavailable, NodeOverloaded, those of the image, of the launcher's set-up and of a file.
         """
         if not self._ready:
-            raise NodeUnavailable("the launcher is not connected")
+            raise self.launcher.unavailable("the launcher is not connected")
         if idempotency_key is None:
             return await self._create(spec, None, files, wait_s)
         mark = IdempotencyMark(idempotency_key, fingerprint(spec, files))
@@ -331,7 +331,7 @@ class Runtime:
         sandbox = self._table.get(sandbox_id)
         if sandbox is None:
             if not self._ready:
-                raise NodeUnavailable("the node does not know its sandboxes yet")
+                raise self.launcher.unavailable("the node does not know its sandboxes yet")
             return
         await asyncio.shield(self._begin_delete(sandbox))
 

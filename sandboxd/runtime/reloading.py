@@ -68,9 +68,13 @@ class Reloader:
         self._runtime = runtime
         self._load = load
 
-    def reload(self) -> Reloaded:
-        """Read it and take it over. Raises ConfigError, with everything as it was."""
-        old, new = self._runtime.config, self._load()
+    def read(self) -> Config:
+        """The configuration as it is now; may block. Raises ConfigError."""
+        return self._load()
+
+    def take_over(self, new: Config) -> Reloaded:
+        """Go by it, as far as a running daemon can."""
+        old = self._runtime.config
         changed: list[Change] = []
         needs_restart: list[Change] = []
         for name, change in _changes(old, new):

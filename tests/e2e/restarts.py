@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import select
 import shutil
 import signal
@@ -42,6 +43,14 @@ def started_again(
         yield again
     finally:
         again.stop()
+
+
+_ACTIVATE = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
+os.execv(sys.executable, [sys.executable, "-m", "sandboxd", *sys.argv[2:]])
+"""
 
 
 @dataclass
@@ -83,6 +92,40 @@ class Node:
         self.daemons.append(daemon)
         if ready:
             daemon.wait_ready()
+        return daemon
+
+    def serve_from(self, listener: socket.socket, notices: Path) -> Daemon:
+        """A daemon that a service manager starts: with its socket as fd 3, as the account itself,
+        and `notices` to tell it how it is."""
+        command = [sys.executable, "-c", _ACTIVATE, str(listener.fileno()), "serve"]
+        command += ["--node", "unit", "--state-dir", str(self.home / "state")]
+        command += ["--runtime-dir", str(self.home / "run")]
+        command += ["--images-dir", str(self.home / "images")]
+        account = pwd.getpwnam("sandboxd")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOXD_")}
+        log_file = self.home / "log"
+        with log_file.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=inherited | {"NOTIFY_SOCKET": str(notices), "WATCHDOG_USEC": "2000000"},
+                pass_fds=(listener.fileno(),),
+                user=account.pw_uid,
+                group=account.pw_gid,
+                extra_groups=[],
+            )
+        port = listener.getsockname()[1]
+        daemon = Daemon(
+            process,
+            f"http://127.0.0.1:{port}",
+            self.home / "state",
+            self.home / "run",
+            self.home / "images",
+            log_file,
+        )
+        self.daemons.append(daemon)
         return daemon
 
     def kill_daemon(self, daemon: Daemon) -> None:

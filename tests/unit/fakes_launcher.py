@@ -9,6 +9,7 @@ import threading
 
 from sandboxd.errors import ImageNotFound
 from sandboxd.images.store import CheckedImage, KnownImage
+from sandboxd.init.fingerprint import fingerprint
 from sandboxd.launcher import protocol
 from sandboxd.model import ImageConfig
 from tests.unit.fakes_pid1 import FakePid1, seqpacket_pair
@@ -66,6 +67,8 @@ class FakeLauncher:
         self.processes = FakeProcesses(self.event)
         self._begin()
 
+    init = fingerprint()
+
     def _begin(self):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
@@ -121,7 +124,8 @@ class FakeLauncher:
             os.close(fd)
 
     def do_hello(self, message, _fds):
-        return {"ok": {"version": protocol.VERSION, "boot_id": "b", "started_at": 1.0}}
+        said = {"version": protocol.VERSION, "init": self.init, "boot_id": "b", "started_at": 1.0}
+        return {"ok": said}
 
     def do_node(self, message, _fds):
         return {

@@ -31,10 +31,10 @@ def test_flags_over_environment_over_file_over_defaults(tmp_path):
     assert config.max_limits.memory_mb == 128
     assert config.listen == Config().listen
     assert config.origins == {
-        "node_name": str(path),
+        "node_name": f"{path}:1",
         "max_sandboxes": "environment SANDBOXD_MAX_SANDBOXES",
         "log_level": "flag --log-level",
-        "default_limits.memory_mb": str(path),
+        "default_limits.memory_mb": f"{path}:5",
         "max_limits.memory_mb": "environment SANDBOXD_MAX_LIMITS_MEMORY_MB",
     }
 
@@ -81,7 +81,36 @@ def test_what_is_wrong_names_file_and_key(tmp_path, text, key):
         load_config(path, {})
     assert caught.value.detail["key"] == key
     assert key in caught.value.message
-    assert str(path) in caught.value.message or key.startswith("default_")
+    assert caught.value.message.startswith(f"{path}:{text.count(chr(10)) + 1}: ") or (
+        key == "limits"  # a table: its header's line
+        and caught.value.message.startswith(f"{path}:1: ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# bogus = 1\n\nlog_level = 'info'\n  bogus = 1 # bogus", 4),
+        ('node_name = """\nbogus = 1\n"""\nbogus = 1', 4),
+        ("node_name = '''bogus = 1'''\n'bogus' = 1", 2),
+        ('node_name = "[max_limits]"\n"bogus" = 1', 2),
+        ("max_limits.pids = 5\nmax_limits . bogus = 1", 2),
+        ("max_sandboxes = 5\n\n[ max_limits ] # bogus = 1\npids = 5\n\nbogus = 1\n", 6),
+        ("log_level = 'info'\nmax_limits = { pids = 1, bogus = 1 }", 2),
+    ],
+)
+def test_an_unknown_key_is_refused_with_its_line(tmp_path, text, line):
+    path = tmp_path / "sandboxd.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"{path}:{line}: unknown key '(max_limits\.)?bogus'"):
+        load_config(path, {})
+
+
+def test_the_file_that_is_no_toml_is_refused_with_the_line(tmp_path):
+    path = tmp_path / "sandboxd.toml"
+    path.write_text("max_sandboxes = 5\n\nlog_level = info\n")
+    with pytest.raises(ConfigError, match="line 3"):
+        load_config(path, {})
 
 
 @pytest.mark.parametrize("content", [b"not toml", b"\xff\xfe", None])

@@ -11,11 +11,13 @@ from sandboxd.config import load_config
 from sandboxd.errors import (
     ImageUnavailable,
     NodeUnavailable,
+    NodeVersionMismatch,
     OomKilled,
     SandboxDead,
     SandboxLost,
     SandboxNotFound,
 )
+from sandboxd.init.fingerprint import fingerprint as fingerprint_of_init
 from sandboxd.launcher.client import LauncherClient, error_from_launcher
 from sandboxd.model import ExecRequest, Limits, SandboxSpec, SandboxState
 from sandboxd.runtime import expiry, manager
@@ -353,7 +355,7 @@ def test_an_idle_image_is_unmounted_and_comes_back(world):
     async def main():
         async with world.runtime() as runtime:
             view = await runtime.create(SPEC)
-            runtime.images._idle_s = 0
+            runtime.images.idle_s = 0
             runtime.images.evict_idle()
             assert world.launcher.mounted
             await runtime.delete(view.id)
@@ -461,5 +463,32 @@ def test_too_much_metadata_is_refused_before_the_launcher_is_asked(world):
                 await runtime.create(SandboxSpec(image="debian", env={"A": "x" * 20_000}))
             assert list(runtime.sandboxes()) == []
         assert "create" not in [one["verb"] for one in world.launcher.seen]
+
+    asyncio.run(main())
+
+
+def test_a_node_of_another_version_is_named(world):
+    """After an upgrade of the daemon alone: it could not speak to the PID 1s that are there."""
+    world.launcher.init = "0123456789abcdef"
+
+    async def main():
+        client = LauncherClient(world.config.launcher_socket)
+        runtime = Runtime(world.config, client, default_store())
+        await runtime.start()
+        try:
+            await until(lambda: client.refused)
+            assert not runtime.ready
+            for ask in (lambda: runtime.find("sb-x"), runtime.sandboxes):
+                with pytest.raises(NodeVersionMismatch, match="0123456789abcdef"):
+                    ask()
+            with pytest.raises(NodeVersionMismatch) as caught:
+                await runtime.create(SPEC)
+            assert not caught.value.retryable
+            # Once the node was restarted, all is well by itself.
+            world.launcher.init = fingerprint_of_init()
+            await until(lambda: runtime.ready)
+            await runtime.create(SPEC)
+        finally:
+            await runtime.close()
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from sandboxd.api.answers import JsonAnswer
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.schemas import HealthAnswer
-from sandboxd.errors import NodeUnavailable
+from sandboxd.errors import NodeUnavailable, NodeVersionMismatch
 from sandboxd.runtime.manager import Runtime
 
 router = APIRouter(tags=["health"])
@@ -19,10 +19,14 @@ async def healthz() -> Response:
     return JsonAnswer({"status": "ok"})
 
 
-@router.get("/readyz", response_model=HealthAnswer, responses=documented(NodeUnavailable))
+@router.get(
+    "/readyz",
+    response_model=HealthAnswer,
+    responses=documented(NodeUnavailable, NodeVersionMismatch),
+)
 async def readyz(request: Request) -> Response:
     """The launcher is connected and all its sandboxes are known: creating works."""
     runtime: Runtime = request.app.state.runtime
     if not runtime.ready:
-        raise NodeUnavailable("the launcher is not connected")
+        raise runtime.launcher.unavailable("the launcher is not connected")
     return JsonAnswer({"status": "ok"})
