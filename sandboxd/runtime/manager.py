@@ -411,6 +411,7 @@ class Runtime:
 
     async def launcher_connected(self, hello: dict[str, Any]) -> None:
         """Ask for all there is and take it over; then, and only then, the node is ready."""
+        began_at = time.monotonic()
         adopted = await self._adoption.take_over()
         for sandbox in list(self._table.values()):
             if sandbox.state is SandboxState.DELETING:
@@ -418,7 +419,12 @@ class Runtime:
         self._ready = self._adopted = True
         self._became_ready.set()
         self.spawn(self._delete_abandoned())
-        log.info("launcher connected, %d sandboxes (%d adopted)", len(self._table), adopted)
+        log.info(
+            "launcher connected, %d sandboxes (%d adopted) in %.0f ms",
+            len(self._table),
+            adopted,
+            _since(began_at),
+        )
 
     def launcher_lost(self) -> None:
         self._ready = False

@@ -147,8 +147,13 @@ def running_node(
     check: LeakCheck,
     images: dict[str, Path],
     environment: dict[str, str] | None = None,
+    left: dict[str, bytes | None] | None = None,
 ) -> Iterator[Node]:
-    """A node as a unit, with these images; it and its daemons are stopped and leak-checked."""
+    """A node as a unit, with these images; it and its daemons are stopped and leak-checked.
+
+    `left`: what lies in its runtime directory before: files by name, a socket where the content is
+    None, a directory where there is none.
+    """
     with check.around("the node"), contextlib.ExitStack() as stack:
         home = Path(tempfile.mkdtemp(prefix=host_state.OWN_PREFIX))
         stack.callback(shutil.rmtree, home)
@@ -158,6 +163,14 @@ def running_node(
         for name, file in images.items():
             shutil.copyfile(file, home / "images" / f"{name}.sif")
             (home / "images" / f"{name}.sif").chmod(0o444)
+        for name, content in (left or {}).items():
+            if content is None:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+                    dead.bind(str(home / "run" / name))
+            elif content:
+                (home / "run" / name).write_bytes(content)
+            else:
+                (home / "run" / name).mkdir()
         node = start_node(home, environment)
         stack.callback(node.stop)
         node.wait_notice("READY=1")

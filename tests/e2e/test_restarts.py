@@ -191,6 +191,37 @@ def accepts(daemon: Daemon) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def test_servers_of_images_that_were_taken_over_are_watched(node: Node):
+    first = node.serve()
+    sandbox = first.create("busybox")
+    node.kill_daemon(first)
+    second = node.serve()
+    [row] = [row for row in second.http.get("/v1/images").json()["images"] if row["mounted"]]
+    assert (row["name"], row["users"]) == ("busybox", 1)
+    (server,) = processes_of(node, "squashfuse")
+    os.kill(server, signal.SIGKILL)
+    path = f"/v1/sandboxes/{sandbox}"
+    wait_for(lambda: second.http.get(path).json()["state"] == "failed", "its end")
+    assert second.http.get(path).json()["failure"]["code"] == "sandbox-lost"
+    with second.sandbox("busybox") as fresh:  # the image is served anew
+        assert second.exec(fresh, ["echo", "alive"])["stdout"] == "alive\n"
+    second.delete(sandbox)
+    # One that nobody uses is still known by its name, and can be unmounted by a later daemon.
+    node.kill_daemon(second)
+    third = node.serve()
+    assert third.http.delete("/v1/images/busybox").is_success
+    wait_for(lambda: processes_of(node, "squashfuse") == [], "the end of its server")
+
+
+def test_a_directory_of_another_boot_is_no_obstacle(leak_check: LeakCheck, busybox: Path):
+    """What a power failure leaves in a directory that outlives a boot."""
+    left = {"node.lock": b"unit", "api.lock": b"1", "launcher.sock": None, "mnt": b""}
+    with running_node(leak_check, {"busybox": busybox}, left=left) as node:
+        daemon = node.serve()
+        with daemon.sandbox("busybox") as sandbox:
+            assert daemon.exec(sandbox, ["echo", "alive"])["stdout"] == "alive\n"
+
+
 def test_one_daemon_at_a_time(node: Node):
     first = node.serve()
     with first.sandbox("busybox") as sandbox:
