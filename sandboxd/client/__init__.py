@@ -23,8 +23,9 @@ other it is awaited::
                       |                    |
           +-----------+--------------------+-----------+
           |                                            |
-    sync_driver.Driver  (httpx)           aio_driver.AsyncDriver  (httpx over aiohttp)
+    sync_driver.Driver                    aio_driver.AsyncDriver
        do, upload, stream                    do, upload, stream
+       sync_transport (httpx's)              aio_transport (httpx's)
           ^                                            ^
           | is a                                       | is an
     sync.Client ---create, connect--->      aio.AsyncClient ---create, connect--->
@@ -122,7 +123,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The asynchronous half when it is first asked for: aiohttp takes as long to import as all else
+    """The asynchronous half when it is first asked for: asyncio takes as long to import as all else
     together, and the command line does without."""
     if name not in (
         "AsyncClient",

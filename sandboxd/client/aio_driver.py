@@ -1,8 +1,4 @@
-"""Sends calls and reads their answers in asyncio, through httpx over aiohttp's connections.
-
-httpx's own asynchronous pool looks at every connection for every request; with hundreds of them a
-worker does little else (160 requests/s at 128 connections, where this gives thousands). So httpx is
-what requests and answers are, and ``httpx-aiohttp`` what carries them.
+"""Sends calls and reads their answers in asyncio. What is asked and what it means is elsewhere.
 
 A request that is cancelled closes its connection: the node kills its command, or undoes its create.
 """
@@ -11,17 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 
 from sandboxd.client import address
+from sandboxd.client.aio_transport import AsyncKeepAliveTransport
 from sandboxd.client.calls import Call
 from sandboxd.client.failures import ClientMisused, error_from_body
 from sandboxd.client.retries import Answer, Tries, transport_error
@@ -43,7 +37,7 @@ class AsyncDriver:
     ) -> None:
         self._address = address.find(url, token)
         self._retry_s = retry_s
-        self._make_transport = _transport if transport is None else lambda: transport
+        self._own_transport = transport
         self._transport: httpx.AsyncBaseTransport | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -77,7 +71,7 @@ class AsyncDriver:
             try:
                 answer = await self._send(call)
             except httpx.TransportError as error:
-                pause_s = tries.after_failure(_true_failure(error), _now())
+                pause_s = tries.after_failure(error, _now())
             else:
                 if answer.status < 400:
                     return call.read(answer.body)
@@ -89,7 +83,7 @@ class AsyncDriver:
         try:
             answer = await self._send(call, chunks)
         except httpx.TransportError as error:
-            raise transport_error(_true_failure(error), self.url)[0] from error
+            raise transport_error(error, self.url)[0] from error
         if answer.status < 400:
             return call.read(answer.body)
         raise error_from_body(answer.body, answer.status)
@@ -115,7 +109,7 @@ class AsyncDriver:
                 finally:
                     await _stream_of(response).aclose()
             except httpx.TransportError as error:
-                pause_s = tries.after_failure(_true_failure(error), _now())
+                pause_s = tries.after_failure(error, _now())
             else:
                 pause_s = tries.after_answer(answer, _now())
             await asyncio.sleep(pause_s)
@@ -125,7 +119,7 @@ class AsyncDriver:
             async for piece in _stream_of(response):
                 yield piece
         except httpx.TransportError as error:
-            raise transport_error(_true_failure(error), self.url)[0] from error
+            raise transport_error(error, self.url)[0] from error
 
     def _tries(self, call: Call[T]) -> Tries:
         return Tries(self.url, repeatable=call.repeatable, now=_now(), within_s=self._retry_s)
@@ -150,7 +144,7 @@ class AsyncDriver:
             # Forked: the parent's connections are not ours to use, nor to close in an orderly way.
             self._transport, self._pid = None, os.getpid()
         if self._transport is None:
-            self._transport = self._make_transport()
+            self._transport = self._own_transport or _transport(self._address.url)
         return self._transport
 
 
@@ -172,51 +166,17 @@ async def _body(response: httpx.Response) -> bytes:
     return b"".join([piece async for piece in _stream_of(response)])
 
 
-def _true_failure(failure: httpx.TransportError) -> httpx.TransportError:
-    """httpx-aiohttp 0.2 calls every broken connection a ConnectTimeout, also one that broke after
-    the request was sent: that would be sent twice. aiohttp's own word is the cause."""
-    cause = failure.__cause__
-    if isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return httpx.ConnectError(str(failure))
-    if isinstance(cause, aiohttp.ClientConnectionError) and not isinstance(
-        failure, httpx.ReadTimeout
-    ):
-        return httpx.ReadError(str(failure) or type(cause).__name__)
-    return failure
-
-
-def _transport() -> httpx.AsyncBaseTransport:
-    return AiohttpTransport(
-        # The context of a plain http address is never looked at; to make one takes 20 ms.
-        verify=False,
+def _transport(url: str) -> httpx.AsyncBaseTransport:
+    if url.startswith("http://"):
+        return AsyncKeepAliveTransport(
+            idle_s=address.KEEP_IDLE_S, socket_options=address.SOCKET_OPTIONS
+        )
+    return httpx.AsyncHTTPTransport(
+        limits=httpx.Limits(
+            max_connections=None,
+            max_keepalive_connections=None,
+            keepalive_expiry=address.KEEP_IDLE_S,
+        ),
         trust_env=False,
-        client=_session,
+        socket_options=list(address.SOCKET_OPTIONS),
     )
-
-
-def _session() -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(
-        limit=0,  # how many at once is for the worker to say
-        keepalive_timeout=address.KEEP_IDLE_S,
-        socket_factory=_socket,
-    )
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept-Encoding", "Content-Type", "User-Agent"),
-        trust_env=False,
-        # A large frame must not wait for the next: pieces are passed on as they come.
-        read_bufsize=1 << 18,
-    )
-
-
-def _socket(info: Any) -> socket.socket:
-    family, kind, protocol, *_ = info
-    made = socket.socket(family, kind, protocol)
-    try:
-        for option in address.SOCKET_OPTIONS:
-            made.setsockopt(*option)
-    except OSError:
-        made.close()
-        raise
-    return made

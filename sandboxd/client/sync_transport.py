@@ -16,20 +16,23 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import httptools
 import httpx
 
+from sandboxd.client.http_message import (
+    HEAD_BYTES_MAX,
+    Address,
+    HttpAnswer,
+    Timeouts,
+    address_of,
+    is_quiet,
+    request_head,
+)
+
 RECEIVE_BYTES: Final = 1 << 16
-HEAD_BYTES_MAX: Final = 1 << 18
-"""Of an answer's headers: what answers with more is no daemon of ours."""
-
-_NO_BODY: Final = (204, 304)
-
-Timeouts = Mapping[str, float | None]
-Address = tuple[str, int]
 
 
 class KeepAliveTransport(httpx.BaseTransport):
@@ -44,10 +47,7 @@ class KeepAliveTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Raises httpx.TransportError."""
-        url = request.url
-        if url.scheme != "http":
-            raise httpx.UnsupportedProtocol(f"{url.scheme}:// is not spoken here", request=request)
-        address = (url.host, url.port or 80)
+        address = address_of(request)
         timeouts: Timeouts = request.extensions.get("timeout", {})
         connection = self._take(address) or self._connect(address, timeouts)
         try:
@@ -107,72 +107,16 @@ class KeepAliveTransport(httpx.BaseTransport):
         return _Connection(made, address)
 
 
-class _Answer:
-    """What has come of an answer; httptools calls its ``on_`` methods."""
-
-    def __init__(self, *, to_head: bool) -> None:
-        self.parser = httptools.HttpResponseParser(self)
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.pieces: list[bytes] = []
-        self.head_complete = False
-        self.complete = False
-        self.keep_alive = False
-        self._to_head = to_head
-        self._sized = False
-        self._beyond = False
-
-    def on_message_begin(self) -> None:
-        # A second answer to one request: nothing on this connection can be believed.
-        self.keep_alive = False
-        self._beyond = self.complete
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
-        self._sized = self._sized or name.lower() in (b"content-length", b"transfer-encoding")
-
-    def on_headers_complete(self) -> None:
-        if self._beyond:
-            return
-        self.status = self.parser.get_status_code()
-        if self.status < 200:  # an interim answer: the real one follows
-            self.headers.clear()
-            self._sized = False
-            return
-        self.head_complete = True
-        self.keep_alive = self.parser.should_keep_alive()
-        if self._to_head or self.status in _NO_BODY:
-            self.complete = True
-
-    def on_body(self, data: bytes) -> None:
-        if not self._beyond:
-            self.pieces.append(data)
-
-    def take_pieces(self) -> list[bytes]:
-        pieces, self.pieces = self.pieces, []
-        return pieces
-
-    def on_message_complete(self) -> None:
-        self.complete = self.complete or self.head_complete
-
-    def ended_by_close(self) -> bool:
-        """Whether the end of the connection is the end of this body (RFC 9112, 6.3)."""
-        return self.head_complete and not self._sized
-
-
 class _Connection:
     def __init__(self, made: socket.socket, address: Address) -> None:
         self.address = address
         self.idle_since = 0.0
         self._socket = made
-        self._answer: _Answer | None = None
+        self._answer: HttpAnswer | None = None
         self._broken = False
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come on it, not even its end."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+        return is_quiet(self._socket.fileno())
 
     def send(self, request: httpx.Request, timeouts: Timeouts) -> None:
         self._answer = None
@@ -188,15 +132,12 @@ class _Connection:
                 raise httpx.WriteError(str(error)) from error
 
     def _send(self, request: httpx.Request) -> None:
-        lines = [b"%s %s HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
-        lines += [b"%s: %s" % header for header in request.headers.raw]
-        head = b"\r\n".join((*lines, b"", b""))
+        head, chunked = request_head(request)
         stream = request.stream
         if isinstance(stream, httpx.ByteStream):
             self._socket.sendall(head + b"".join(stream))
             return
         assert isinstance(stream, httpx.SyncByteStream)
-        chunked = b"chunked" in request.headers.get("transfer-encoding", "").lower().encode()
         self._socket.sendall(head)
         for piece in stream:
             if not piece:
@@ -205,8 +146,8 @@ class _Connection:
         if chunked:
             self._socket.sendall(b"0\r\n\r\n")
 
-    def receive_head(self, timeouts: Timeouts, *, to_head: bool) -> _Answer:
-        answer = self._answer = _Answer(to_head=to_head)
+    def receive_head(self, timeouts: Timeouts, *, to_head: bool) -> HttpAnswer:
+        answer = self._answer = HttpAnswer(to_head=to_head)
         received = 0
         while not answer.head_complete:
             received += self._receive(timeouts)

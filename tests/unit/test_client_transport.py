@@ -1,18 +1,20 @@
-"""The blocking client's transport against a server that says, byte for byte, what a test wants."""
+"""The clients' transports against a server that says, byte for byte, what a test wants."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 import httpx
 import pytest
 
+from sandboxd.client.aio_transport import AsyncKeepAliveTransport
 from sandboxd.client.sync_transport import KeepAliveTransport
 
-Serve = Callable[[list[bytes]], "Server"]
+Serve = Callable[..., "Server"]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
 
 
@@ -44,8 +46,12 @@ class Server:
                 if self._then_wait:
                     self._released.wait(30)
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Do not wait at the end of a connection any longer."""
         self._released.set()
+
+    def close(self) -> None:
+        self.release()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(30)
@@ -88,55 +94,125 @@ def serve() -> Iterator[Callable[..., Server]]:
         server.close()
 
 
+class Blocking:
+    """The blocking transport."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._transport = KeepAliveTransport(idle_s=idle_s, socket_options=())
+
+    def ask(self, request: httpx.Request) -> httpx.Response:
+        response = self._transport.handle_request(request)
+        try:
+            response.read()
+        finally:
+            response.close()
+        return response
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class Asyncio:
+    """The one for asyncio, with a loop that runs only while it is asked."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._transport = AsyncKeepAliveTransport(idle_s=idle_s, socket_options=())
+        self._runner = asyncio.Runner()
+
+    def ask(self, request: httpx.Request) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            response = await self._transport.handle_async_request(request)
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+            return response
+
+        return self._runner.run(ask())
+
+    def close(self) -> None:
+        self._runner.run(self._transport.aclose())
+        self._runner.close()
+
+
+Client = Blocking | Asyncio
+
+
+@pytest.fixture(params=[Blocking, Asyncio])
+def make_client(request: pytest.FixtureRequest) -> Iterator[Callable[[float], Client]]:
+    made: list[Client] = []
+
+    def make(idle_s: float) -> Client:
+        made.append(request.param(idle_s))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
 @pytest.fixture
-def transport() -> Iterator[KeepAliveTransport]:
-    with contextlib.closing(KeepAliveTransport(idle_s=30.0, socket_options=())) as made:
-        yield made
+def client(make_client: Callable[[float], Client]) -> Client:
+    return make_client(30.0)
+
+
+class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = pieces
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece
 
 
 def ask(
-    transport: KeepAliveTransport,
-    server: Server,
+    client: Client,
+    url: str,
     method: str = "GET",
-    content: bytes | Iterator[bytes] | None = None,
+    content: Iterable[bytes] | None = None,
     read_s: float = 30.0,
 ) -> httpx.Response:
     timeout = {"connect": 30.0, "read": read_s, "write": 30.0, "pool": None}
     request = httpx.Request(
-        method, server.url + "/x?y=1", content=content, extensions={"timeout": timeout}
+        method,
+        url + "/x?y=1",
+        headers={"Host": "here"}
+        | ({"Transfer-Encoding": "chunked"} if content is not None else {}),
+        stream=Pieces(content) if content is not None else httpx.ByteStream(b""),
+        extensions={"timeout": timeout},
     )
-    response = transport.handle_request(request)
-    try:
-        response.read()
-    finally:
-        response.close()
-    return response
+    return client.ask(request)
 
 
-def test_a_connection_is_used_again(serve: Serve, transport: KeepAliveTransport) -> None:
+def test_a_connection_is_used_again(serve: Serve, client: Client) -> None:
     server = serve([OK, OK, OK])
     for _ in range(3):
-        answer = ask(transport, server)
+        answer = ask(client, server.url)
         assert (answer.status_code, answer.content) == (200, b"hello")
         assert answer.headers["content-length"] == "5"
     assert server.connections == 1
     assert server.requests[0].startswith(b"GET /x?y=1 HTTP/1.1\r\n")
-    assert b"\r\nHost: 127.0.0.1" in server.requests[0]
+    assert b"\r\nHost: here\r\n" in server.requests[0]
 
 
-def test_one_that_the_server_closed_is_not(serve: Serve, transport: KeepAliveTransport) -> None:
+def test_one_that_the_server_closed_is_not(serve: Serve, client: Client) -> None:
     server = serve([OK])
     for _ in range(3):
-        assert ask(transport, server).content == b"hello"
+        assert ask(client, server.url).content == b"hello"
     assert server.connections == 3
 
 
-def test_nor_one_that_was_idle_for_long(serve: Serve) -> None:
+def test_nor_one_that_was_idle_for_long(
+    serve: Serve, make_client: Callable[[float], Client]
+) -> None:
     server = serve([OK, OK], then_wait=True)
-    with contextlib.closing(KeepAliveTransport(idle_s=0.0, socket_options=())) as transport:
-        ask(transport, server)
-        threading.Thread(target=server._released.set).start()
-        ask(transport, server)
+    hasty = make_client(0.0)
+    ask(hasty, server.url)
+    server.release()
+    ask(hasty, server.url)
     assert server.connections == 2
 
 
@@ -153,9 +229,9 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r
         b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello",
     ],
 )
-def test_bodies_of_every_form(serve: Serve, transport: KeepAliveTransport, answer: bytes) -> None:
+def test_bodies_of_every_form(serve: Serve, client: Client, answer: bytes) -> None:
     server = serve([answer])
-    assert ask(transport, server).content == b"hello"
+    assert ask(client, server.url).content == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -166,20 +242,16 @@ def test_bodies_of_every_form(serve: Serve, transport: KeepAliveTransport, answe
         ("GET", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"),
     ],
 )
-def test_answers_without_a_body(
-    serve: Serve, transport: KeepAliveTransport, method: str, answer: bytes
-) -> None:
+def test_answers_without_a_body(serve: Serve, client: Client, method: str, answer: bytes) -> None:
     server = serve([answer, answer])
     for _ in range(2):
-        assert ask(transport, server, method).content == b""
+        assert ask(client, server.url, method).content == b""
     assert server.connections == 1
 
 
-def test_a_body_of_unknown_length_goes_in_chunks(
-    serve: Serve, transport: KeepAliveTransport
-) -> None:
+def test_a_body_of_unknown_length_goes_in_chunks(serve: Serve, client: Client) -> None:
     server = serve([OK])
-    ask(transport, server, "PUT", iter([b"ab", b"", b"c" * 20]))
+    ask(client, server.url, "PUT", [b"ab", b"", b"c" * 20])
     assert server.requests[0].endswith(b"\r\n\r\n2\r\nab\r\n14\r\n" + b"c" * 20 + b"\r\n0\r\n\r\n")
 
 
@@ -195,41 +267,39 @@ def test_a_body_of_unknown_length_goes_in_chunks(
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
     ],
 )
-def test_half_an_answer_is_an_error(
-    serve: Serve, transport: KeepAliveTransport, answer: bytes
-) -> None:
+def test_half_an_answer_is_an_error(serve: Serve, client: Client, answer: bytes) -> None:
     server = serve([answer])
     with pytest.raises(httpx.RemoteProtocolError):
-        ask(transport, server)
+        ask(client, server.url)
 
 
-def test_headers_without_end_are_an_error(serve: Serve, transport: KeepAliveTransport) -> None:
+def test_headers_without_end_are_an_error(serve: Serve, client: Client) -> None:
     server = serve([b"HTTP/1.1 200 OK\r\n" + b"x-more: y\r\n" * 100_000])
     with pytest.raises(httpx.RemoteProtocolError, match="no end"):
-        ask(transport, server)
+        ask(client, server.url)
 
 
-def test_a_second_answer_reaches_nobody(serve: Serve, transport: KeepAliveTransport) -> None:
+def test_a_second_answer_reaches_nobody(serve: Serve, client: Client) -> None:
     server = serve([OK + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"])
-    assert ask(transport, server).content == b"hello"
-    assert ask(transport, server).content == b"hello"
+    assert ask(client, server.url).content == b"hello"
+    assert ask(client, server.url).content == b"hello"
     assert server.connections == 2
 
 
-def test_silence_is_a_timeout(serve: Serve, transport: KeepAliveTransport) -> None:
+def test_silence_is_a_timeout(serve: Serve, client: Client) -> None:
     server = serve([b""], then_wait=True)
     with pytest.raises(httpx.ReadTimeout):
-        ask(transport, server, read_s=0.05)
+        ask(client, server.url, read_s=0.05)
 
 
-def test_nobody_there_is_a_connect_error(transport: KeepAliveTransport) -> None:
+def test_nobody_there_is_a_connect_error(client: Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     with pytest.raises(httpx.ConnectError):
-        transport.handle_request(httpx.Request("GET", f"http://127.0.0.1:{port}/"))
+        ask(client, f"http://127.0.0.1:{port}")
 
 
-def test_a_refusal_is_read_though_the_upload_broke(transport: KeepAliveTransport) -> None:
+def test_a_refusal_is_read_though_the_upload_broke(client: Client) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     refused = threading.Event()
 
@@ -244,17 +314,16 @@ def test_a_refusal_is_read_though_the_upload_broke(transport: KeepAliveTransport
     thread = threading.Thread(target=refuse)
     thread.start()
     try:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        pieces = iter([b"x" * 65536] * 2000)
-        response = transport.handle_request(httpx.Request("PUT", url, content=pieces))
-        assert (response.status_code, response.read()) == (413, b"more")
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        response = ask(client, url, "PUT", [b"x" * 65536] * 2000)
+        assert (response.status_code, response.content) == (413, b"more")
     finally:
         refused.set()
         thread.join()
         listener.close()
 
 
-def test_many_threads_never_share_an_answer(transport: KeepAliveTransport) -> None:
+def test_many_threads_never_share_an_answer() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
 
     def echo(connection: socket.socket) -> None:
@@ -273,6 +342,7 @@ def test_many_threads_never_share_an_answer(transport: KeepAliveTransport) -> No
     acceptor = threading.Thread(target=accept)
     acceptor.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    transport = KeepAliveTransport(idle_s=30.0, socket_options=())
     wrong: list[bytes] = []
 
     def ask_often(number: int) -> None:
@@ -291,4 +361,5 @@ def test_many_threads_never_share_an_answer(transport: KeepAliveTransport) -> No
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     acceptor.join()
+    transport.close()
     assert wrong == []
