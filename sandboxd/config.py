@@ -28,6 +28,15 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 NODES: Final = ("auto", "own", "unit")
 TOKEN_BYTES: Final = 32
 _TABLES: Final = ("default_limits", "max_limits")
+_MAY_BE_ZERO: Final = frozenset(
+    {
+        "image_idle_s",
+        "slots_primed",
+        "run_max_sandboxes",
+        "run_max_creates_per_s",
+        "drain_before_end_s",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,36 @@ class Config:
     """Path of ``squashfuse_ll``; looked for if empty."""
     log_level: str = "info"
     max_sandboxes: int = 512
+    memory_reserve_mb: int = 512
+    """Of the node's memory, not for sandboxes. Nothing is taken on while less than that is free."""
+    memory_overcommit: float = 16.0
+    """How much more memory (disk included) may be promised than there is: few use what they may."""
+    cpu_overcommit: float = 256.0
+    """The same of CPUs, of which too few only make everything slower …"""
+    pids_overcommit: float = 8.0
+    """… and of processes."""
+    pressure_memory_percent: float = 20.0
+    """Of the last 10 s in which all waited for memory (PSI): above it nothing is taken on. 100:
+    never. So too …"""
+    pressure_io_percent: float = 80.0
+    """… for I/O …"""
+    pressure_cpu_percent: float = 100.0
+    """… and for CPUs, there of the time in which any process waited."""
+    run_max_sandboxes: int = 0
+    """Of one run at once, unless it is set up otherwise; 0: as many as the node has."""
+    run_max_creates_per_s: float = 0.0
+    """The same, of creates a second; 0: any number."""
+    run_ended_s: float = 300.0
+    """How long a run that was ended is refused."""
+    max_connections: int = 16_384
+    """Open at once; one more is told to come back (503)."""
+    drain_before_end_s: float = 60.0
+    """In a Slurm job: before its end nothing more is taken on for so long, and in the last quarter
+    of it everything is deleted. 0: never."""
+    oom_score_adjust: int = -900
+    """Of the daemon's own processes: the kernel ends sandboxes first."""
+    sweep_s: float = 60.0
+    """How often the node looks for what it has lost track of."""
     slots_min: int = 4
     """Sandboxes made ahead of need, at least …"""
     slots_max: int = 64
@@ -271,8 +310,11 @@ def _check(config: Config) -> None:
         raise refuse("cgroup_root", "must be the name of one directory")
     for one in fields(Config):
         value = getattr(config, one.name)
-        zero_is_fine = one.name in ("image_idle_s", "slots_primed")
-        if isinstance(value, int | float) and (value < 0 or (value == 0 and not zero_is_fine)):
+        zero_is_fine = one.name in _MAY_BE_ZERO
+        if one.name == "oom_score_adjust":
+            if not -1000 <= value <= 1000:
+                raise refuse(one.name, f"must be in -1000 to 1000, not {value}")
+        elif isinstance(value, int | float) and (value < 0 or (value == 0 and not zero_is_fine)):
             raise refuse(one.name, f"must be more than 0, not {value:g}")
     for name in ("ttl_s", "timeout_s"):
         if getattr(config, f"default_{name}") > getattr(config, f"max_{name}"):

@@ -116,6 +116,25 @@ class SnapshotTooDeep(RequestError):
     code = "snapshot-too-deep"
 
 
+class RunNotFound(RequestError):
+    """Nobody has set this run up, and it has no sandbox on this node."""
+
+    code = "run-not-found"
+
+
+class RunEnded(RequestError):
+    """The run was ended a while ago, or its lease ran out; its name is free again later."""
+
+    code = "run-ended"
+
+
+class QuotaExceeded(RequestError):
+    """The run has as much as it may; ``detail["retry_after_s"]`` says when to come back."""
+
+    code = "quota-exceeded"
+    retryable = True
+
+
 class IdempotencyConflict(RequestError):
     """The Idempotency-Key was used before with another body."""
 
@@ -395,6 +414,18 @@ class NodeOverloaded(NodeError):
     """There is no room now; ``detail["retry_after_s"]`` says when to come back."""
 
     code = "node-overloaded"
+
+
+class NodeDraining(NodeError):
+    """The node takes on no more sandboxes; those it has go on for now."""
+
+    code = "node-draining"
+
+
+class TooManyConnections(NodeError):
+    """As many clients are connected as the node has descriptors for."""
+
+    code = "too-many-connections"
 
 
 class ImageUnavailable(NodeError):

@@ -18,6 +18,7 @@ from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes import (
     archives,
     batch,
+    drain,
     files,
     health,
     images,
@@ -25,6 +26,7 @@ from sandboxd.api.routes import (
     node,
     processes,
     reload,
+    runs,
     sandboxes,
     sessions,
     snapshots,
@@ -99,10 +101,12 @@ def create_app(
         lifecycle,
         batch,
         snapshots,
+        runs,
         health,
         images,
         node,
         reload,
+        drain,
     ):
         app.include_router(resource.router)
     app.add_middleware(Shortcut)

@@ -433,6 +433,34 @@ class PreparedImageAnswer(Answer):
     labels: dict[str, str]
 
 
+class DrainState(Answer):
+    draining: bool
+    why: Literal["asked", "job-end"] | None
+    since: str | None
+    deadline: str | None
+    """When everything is deleted."""
+    job_end: str | None
+    """Of the Slurm job this node is part of."""
+
+
+class AdmissionAnswer(Answer):
+    open: bool
+    closed_by: list[str] = Field(examples=[["memory-low"], ["draining"], ["sandboxes"]])
+    """``draining``; ``memory-low``, ``memory-pressure``, ``io-pressure``, ``cpu-pressure``; or
+    what all is promised of."""
+    capacity: dict[str, float]
+    """What may be promised: ``sandboxes``, ``memory_mb`` (disk included), ``cpus``, ``pids``,
+    ``fds``."""
+    used: dict[str, float]
+    """What is."""
+    waiting: int
+    """Creates that wait for room."""
+    pressure: dict[str, Any]
+    """``available_mb`` of memory, and ``stalls``: percent of the last 10 s in which some, or all,
+    waited for ``memory``, ``cpu`` and ``io``."""
+    drain: DrainState
+
+
 class NodeAnswer(Answer):
     name: str
     version: str
@@ -450,6 +478,8 @@ class NodeAnswer(Answer):
     enforcement: dict[str, Any]
     capacity: dict[str, Any]
     counts: dict[str, Any]
+    admission: AdmissionAnswer
+    """What is promised of what there is, and why nothing more is taken on, if so."""
 
 
 class HealthAnswer(Answer):

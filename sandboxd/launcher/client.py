@@ -218,6 +218,18 @@ class LauncherClient:
             if not answer.ok.get("more") or not page:
                 return rows
 
+    async def list_kept(self) -> dict[str, dict[str, Any]]:
+        """Every record that ``keep`` has left with the launcher, page by page."""
+        rows: dict[str, dict[str, Any]] = {}
+        after = ""
+        while True:
+            answer = await self.call("kept", after=after)
+            page = answer.ok.get("kept") or []
+            rows |= {str(name): dict(record) for name, record in page}
+            if not answer.ok.get("more") or not page:
+                return rows
+            after = str(page[-1][0])
+
     # --- the connection ----------------------------------------------------------------------
 
     async def _keep_connected(self, listener: Listener) -> None:

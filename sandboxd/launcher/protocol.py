@@ -26,6 +26,8 @@ attach     ``sandbox``                                            ``sandbox oom_
 list       ``after`` (a sandbox id, or "")                        ``sandboxes more``
 delete     ``sandbox``                                            ``sandbox`` when no process lives
 note       ``sandbox meta``                                       -
+keep       ``name record`` (an object; null: no more)             -
+kept       ``after`` (a name, or "")                              ``kept: [[name, record]] more``
 freeze     ``sandbox frozen`` (a boolean)                         ``execs`` once all are frozen
 kill-exec  ``sandbox cgroup`` (of ``R_STARTED``)                  -
 usage      ``sandbox``                                            figures, see ``usage.py``
@@ -36,6 +38,7 @@ process-…  see below
 deleting one that does not is not. ``images`` are keys of mounted images, lowest layer first.
 ``meta`` is the daemon's own blob (a JSON object of at most 16 KiB), given back by ``list``, so that
 a restarted daemon has everything again; ``note`` replaces it. ``phases`` are milliseconds by name.
+``keep`` and ``kept`` are the same for what is no sandbox's (``kept.py``).
 ``oom_kill_path`` is a file the daemon's user may read and that has a line ``oom_kill N``
 (``memory.events`` of the sandbox's cgroup, or v1's ``memory.oom_control``); "" where there is none.
 ``limits`` of ``node`` says by limit name how it is held (``model.Enforcement``).

@@ -12,6 +12,7 @@ from sandboxd.init.fingerprint import fingerprint
 from sandboxd.init.protocol import KillScope
 from sandboxd.launcher import freeze, protocol, usage
 from sandboxd.launcher.images import Images
+from sandboxd.launcher.kept import Kept
 from sandboxd.launcher.layers import Stack
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.processes import Processes
@@ -42,6 +43,7 @@ class Verbs:
         self.slots = slots
         self.snapshots = snapshots
         self.processes = processes
+        self.kept = Kept()
 
     def serve(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         """Serve one request; its descriptors are closed in the end. Raises SandboxdError."""
@@ -60,6 +62,8 @@ class Verbs:
             "snapshots": self._list_snapshots,
             "snapshot-delete": self._delete_snapshot,
             "note": self._note,
+            "keep": self._keep,
+            "kept": self._list_kept,
             "kill-exec": self._kill_exec,
             "freeze": self._freeze,
             "usage": self._usage,
@@ -238,6 +242,18 @@ class Verbs:
         del fds
         self.sandboxes.find(message["sandbox"]).meta = message["meta"]
         return {}, ()
+        yield
+
+    def _keep(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        self.kept.keep(str(message["name"]), message["record"])
+        return {}, ()
+        yield
+
+    def _list_kept(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        rows, more = self.kept.page(str(message.get("after", "")))
+        return {"kept": rows, "more": more}, ()
         yield
 
     def _freeze(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:

@@ -53,6 +53,7 @@ class Adoption:
         images = await runtime.launcher.call("images")
         runtime.images.reset(images.ok.get("images") or [])
         runtime.snapshots.adopt(await runtime.launcher.list_snapshots())
+        await runtime.adopt_kept(await runtime.launcher.list_kept())
         self._compare(rows)
         gate = asyncio.Semaphore(ATTACH_AT_ONCE)
         unknown = [row for key, row in rows.items() if key not in self.table]
@@ -91,6 +92,7 @@ class Adoption:
             await self._reach(sandbox, row)
         sandbox.mount = self.runtime.images.hold(row.images, sandbox.spec.image)
         self.table[sandbox.id] = sandbox
+        self.runtime.admission.adopt(sandbox.id, sandbox.spec)
         sandbox.events.add("adopted", "by a daemon that has started anew")
         self.runtime.watch_expiry(sandbox)
         if sandbox.mark is not None:

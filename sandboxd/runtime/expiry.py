@@ -23,6 +23,12 @@ class Expiry:
         if self._heap[0] is entry:
             self._arm()
 
+    def next_s(self, most: float = 60.0) -> float:
+        """Until the next entry is due; ``most`` where that is later, or there is none."""
+        if not self._heap:
+            return most
+        return min(max(self._heap[0][0] - self._loop.time(), 0.0), most)
+
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

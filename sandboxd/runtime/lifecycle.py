@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandboxd.errors import NodeUnavailable, SandboxdError, SandboxLost, SandboxNotFound
 from sandboxd.init import protocol
 from sandboxd.init.protocol import MsgType
 from sandboxd.model import SandboxState
 from sandboxd.runtime.control import Control
-from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.sandbox import Sandbox, SandboxView, now
+
+if TYPE_CHECKING:
+    from sandboxd.runtime.manager import Runtime
 
 PING_TIMEOUT_S: Final = 10.0
 DELETE_AT_ONCE: Final = 64

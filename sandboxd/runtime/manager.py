@@ -13,10 +13,12 @@ import base64
 import contextlib
 import json
 import logging
+import os
+import resource
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -34,17 +36,21 @@ from sandboxd.images.store import ImageStore
 from sandboxd.launcher.client import Answer, LauncherClient
 from sandboxd.launcher.protocol import META_MAX
 from sandboxd.model import InlineFile, SandboxSpec, SandboxState
+from sandboxd.runtime.admission import Admission
 from sandboxd.runtime.adoption import Adoption
+from sandboxd.runtime.capacity import Amounts, node_capacity
+from sandboxd.runtime.drain import RECORD as DRAIN_RECORD
+from sandboxd.runtime.drain import Drain
 from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.failures import death
 from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
 from sandboxd.runtime.processes import ProcessTables
+from sandboxd.runtime.runs import RunTable
 from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
 from sandboxd.runtime.sessions import SessionTables
 from sandboxd.runtime.snapshots import SnapshotRecord, SnapshotTable, acquire
 from sandboxd.runtime.stream import StreamLimits, Streams
-from sandboxd.runtime.waiting import WaitingRoom
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +100,16 @@ class Runtime:
         self.snapshots = SnapshotTable(self)
         self._keys = IdempotencyKeys()
         self._adoption = Adoption(self, self._table, self._abandoned, self._keys)
-        self._waiting = WaitingRoom(
-            lambda: self.config.max_sandboxes - len(self._table),
-            lambda: f"the node has its {self.config.max_sandboxes} sandboxes",
-        )
         self._expiry = Expiry(self._due)
+        self.runs = RunTable(self)
+        self.drain = Drain(self, empty=self._empty, environment=os.environ)
+        self.admission = Admission(
+            self.config,
+            self._capacity(),
+            runs=self.runs,
+            drain=self.drain,
+            next_due_s=self._expiry.next_s,
+        )
         self.processes = ProcessTables(self.launcher, self.config, lambda: new_id("ps"))
         self.sessions = SessionTables(self.processes, lambda: new_id("ss"))
         self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
@@ -111,7 +122,7 @@ class Runtime:
         self.images.idle_s = config.image_idle_s
         self.processes.reconfigure(config)
         self.streams.limits = _stream_limits(config)
-        self._waiting.wake()
+        self.admission.reconfigure(config, self._capacity())
 
     def cut_off(self) -> None:
         """End whatever somebody waits for, with NodeUnavailable: the daemon is about to end."""
@@ -125,6 +136,9 @@ class Runtime:
         self._ready = False
         self._housekeeping.cancel()
         self._expiry.close()
+        self.admission.close()
+        self.drain.close()
+        self.runs.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -134,6 +148,18 @@ class Runtime:
         self.cut_off()
         self.processes.close()
         self._table.clear()
+
+    @property
+    def table(self) -> Mapping[str, Sandbox]:
+        """What this daemon knows of, whether or not that is all there is."""
+        return self._table
+
+    def _capacity(self) -> Amounts:
+        return node_capacity(self.config, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    def _empty(self) -> None:
+        for sandbox in list(self._table.values()):
+            self._begin_delete(sandbox)
 
     # --- asking ------------------------------------------------------------------------------
 
@@ -200,6 +226,7 @@ class Runtime:
         """
         if not self._ready:
             raise self.launcher.unavailable("the launcher is not connected")
+        self.admission.check(spec)
         if idempotency_key is None:
             return await self._create(spec, None, files, wait_s)
         mark = IdempotencyMark(idempotency_key, fingerprint(spec, files))
@@ -233,8 +260,9 @@ class Runtime:
         if spec.snapshot is not None:
             snapshot = self.snapshots.find(spec.snapshot)
             spec = replace(spec, image=snapshot.image)
-        await self._waiting.enter(wait_s)
         sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark, finished=not files)
+        await self.admission.enter(sandbox.id, spec, wait_s)
+        sandbox.created_at = now()
         self._table[sandbox.id] = sandbox
         started_at = time.monotonic()
         if wait_s:
@@ -253,7 +281,7 @@ class Runtime:
         except BaseException:
             self._table.pop(sandbox.id, None)
             self._let_go(sandbox)
-            self._waiting.wake()
+            self.admission.leave(sandbox.id)
             if "image" in sandbox.phases_ms:
                 # It may have been made all the same, and nobody would know of it.
                 self._abandoned.add(sandbox.id)
@@ -363,7 +391,7 @@ class Runtime:
         if self._table.get(sandbox.id) is sandbox:
             del self._table[sandbox.id]
         self._let_go(sandbox)
-        self._waiting.wake()
+        self.admission.leave(sandbox.id)
 
     def _let_go(self, sandbox: Sandbox) -> None:
         sandbox.disconnect(SandboxDead("the sandbox is gone", reason="deleted"))
@@ -404,6 +432,7 @@ class Runtime:
         if self._ready:
             self.images.evict_idle()
             self.spawn(self.snapshots.delete_expired())
+            self.spawn(self.runs.keep_house())
             if self._abandoned:
                 self.spawn(self._delete_abandoned())
 
@@ -425,6 +454,13 @@ class Runtime:
             adopted,
             _since(began_at),
         )
+
+    async def adopt_kept(self, kept: dict[str, dict[str, Any]]) -> None:
+        """Runs and a drain of an earlier daemon, and ours for a launcher that has started anew."""
+        for record in self.runs.adopt(kept):
+            await self.runs.keep(record)
+        if self.drain.adopt(kept.get(DRAIN_RECORD)):
+            await self.drain.keep()
 
     def launcher_lost(self) -> None:
         self._ready = False

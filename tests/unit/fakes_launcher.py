@@ -59,6 +59,7 @@ class FakeLauncher:
         self.frozen = {}
         self.fail = {}
         self.held = set()
+        self.kept = {}
         self._held_back = []
         self.seen = []
         self._lock = threading.RLock()
@@ -191,6 +192,17 @@ class FakeLauncher:
     def do_note(self, message, _fds):
         self.rows[message["sandbox"]]["meta"] = message["meta"]
         return {"ok": {}}
+
+    def do_keep(self, message, _fds):
+        self.kept[message["name"]] = message["record"]
+        if message["record"] is None:
+            del self.kept[message["name"]]
+        return {"ok": {}}
+
+    def do_kept(self, message, _fds):
+        later = sorted(name for name in self.kept if name > message["after"])
+        page = [[name, self.kept[name]] for name in later[:2]]
+        return {"ok": {"kept": page, "more": len(later) > 2}}
 
     def do_freeze(self, message, _fds):
         self.frozen[message["sandbox"]] = message["frozen"]

@@ -1,6 +1,5 @@
 """Renewing, pausing, looking at and ending sandboxes over HTTP; images; waiting for room."""
 
-import asyncio
 import base64
 import threading
 import time
@@ -9,9 +8,7 @@ import pytest
 
 from sandboxd.api.schemas import SandboxAnswer
 from sandboxd.api.schemas_lifecycle import DeletedAnswer, EventList, PrefetchAnswer, StatsAnswer
-from sandboxd.errors import NodeOverloaded
 from sandboxd.runtime.events import EVENTS_MAX, EventLog
-from sandboxd.runtime.waiting import WaitingRoom
 from tests.unit.fakes_api import create, error_of, make_client, run, wait_ready
 
 
@@ -226,50 +223,6 @@ class TestCreating:
         timer.join()
         assert answer.status_code == 201
         assert answer.json()["phases_ms"]["waiting"] > 10
-
-
-class TestWaitingRoom:
-    def test_in_order_and_none_passes(self):
-        async def main():
-            seats = 0
-            came = []
-            room = WaitingRoom(lambda: seats - len(came), lambda: "full")
-
-            async def one(name, wait_s=5):
-                await room.enter(wait_s)
-                came.append(name)
-
-            tasks = [asyncio.create_task(one(name)) for name in "abc"]
-            await asyncio.sleep(0)
-            tasks[1].cancel()
-            await asyncio.sleep(0)
-            seats = 1
-            room.wake()
-            with pytest.raises(NodeOverloaded):
-                await room.enter(0)  # the seat is spoken for
-            await asyncio.sleep(0.01)
-            seats = 2
-            room.wake()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            assert came == ["a", "c"]
-            assert len(room) == 0
-
-        asyncio.run(main())
-
-    def test_one_that_is_called_and_cancelled_gives_its_seat_on(self):
-        async def main():
-            seats = 0
-            room = WaitingRoom(lambda: seats, lambda: "full")
-            first, second = (asyncio.create_task(room.enter(5)) for _ in range(2))
-            await asyncio.sleep(0)
-            seats = 1
-            room.wake()
-            first.cancel()
-            await asyncio.wait({first, second}, timeout=5)
-            assert first.cancelled()
-            assert second.done()
-
-        asyncio.run(main())
 
 
 class TestImages:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from sandboxd.api.answers import JsonAnswer
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.schemas import HealthAnswer
-from sandboxd.errors import NodeUnavailable, NodeVersionMismatch
+from sandboxd.errors import NodeDraining, NodeUnavailable, NodeVersionMismatch
 from sandboxd.runtime.manager import Runtime
 
 router = APIRouter(tags=["health"])
@@ -22,11 +22,12 @@ async def healthz() -> Response:
 @router.get(
     "/readyz",
     response_model=HealthAnswer,
-    responses=documented(NodeUnavailable, NodeVersionMismatch),
+    responses=documented(NodeUnavailable, NodeVersionMismatch, NodeDraining),
 )
 async def readyz(request: Request) -> Response:
     """The launcher is connected and all its sandboxes are known: creating works."""
     runtime: Runtime = request.app.state.runtime
     if not runtime.ready:
         raise runtime.launcher.unavailable("the launcher is not connected")
+    runtime.drain.check()
     return JsonAnswer({"status": "ok"})

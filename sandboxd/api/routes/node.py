@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from sandboxd import __version__, errors
 from sandboxd.api.answers import JsonAnswer
 from sandboxd.api.exception_handlers import documented
+from sandboxd.api.routes.drain import drain_state
 from sandboxd.api.schemas import NodeAnswer
 from sandboxd.runtime.manager import Runtime
 
@@ -43,5 +44,6 @@ async def node(request: Request) -> Response:
             "enforcement": table("limits"),
             "capacity": table("capacity"),
             "counts": table("counts"),
+            "admission": {**runtime.admission.to_json(), "drain": drain_state(runtime)},
         }
     )
