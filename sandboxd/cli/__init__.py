@@ -17,6 +17,7 @@ from sandboxd.cli import (
     config_show,
     cp,
     doctor,
+    drain,
     exec_,
     images,
     inspect,
@@ -27,6 +28,7 @@ from sandboxd.cli import (
     reload,
     rm,
     run,
+    runs,
     serve,
     shell,
     snapshots,
@@ -76,6 +78,9 @@ def build() -> typer.Typer:
     app.command("reset")(lifecycle.reset)
     app.command("rm")(rm.rm)
     app.command("prune")(rm.prune)
+    app.command("drain")(drain.drain)
+    app.command("undrain")(drain.undrain)
+    app.add_typer(runs.build(), name="runs")
     app.add_typer(images.build(), name="images")
     app.add_typer(snapshots.build(), name="snapshots")
     app.add_typer(config_show.build(), name="config")

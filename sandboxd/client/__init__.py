@@ -34,6 +34,9 @@ other it is awaited::
                       start_process -> Process                  start_process -> AsyncProcess
                       open_session -> Session                   open_session -> AsyncSession
 
+``client.run(...)`` is a run of this process's (``sync_run``, ``aio_run``): its sandboxes end with
+its block, or soon after the process has died.
+
 Errors are the tree of ``sandboxd.errors``: by class, or by ``code``, ``cause`` and ``retryable``.
 A command that fails is a result and no error.
 
@@ -72,9 +75,11 @@ from sandboxd.client.results import (
     Stats,
     StreamExit,
 )
+from sandboxd.client.run_calls import DrainInfo, RunEnd, RunInfo
 from sandboxd.client.session_calls import SessionInfo, SessionResult
 from sandboxd.client.sync import Client, Sandbox
 from sandboxd.client.sync_process import Process
+from sandboxd.client.sync_run import Run
 from sandboxd.client.sync_session import Session
 from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
@@ -82,6 +87,7 @@ from sandboxd.errors import SandboxdError
 if TYPE_CHECKING:
     from sandboxd.client.aio import AsyncClient, AsyncSandbox
     from sandboxd.client.aio_process import AsyncProcess
+    from sandboxd.client.aio_run import AsyncRun
     from sandboxd.client.aio_session import AsyncSession
     from sandboxd.client.aio_stream import AsyncExecStream
 
@@ -90,6 +96,7 @@ __all__ = [
     "AsyncClient",
     "AsyncExecStream",
     "AsyncProcess",
+    "AsyncRun",
     "AsyncSandbox",
     "AsyncSession",
     "Client",
@@ -97,6 +104,7 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionLost",
     "Deleted",
+    "DrainInfo",
     "Event",
     "ExecExit",
     "ExecResult",
@@ -110,6 +118,9 @@ __all__ = [
     "PreparedImage",
     "Process",
     "ProcessInfo",
+    "Run",
+    "RunEnd",
+    "RunInfo",
     "Sandbox",
     "SandboxInfo",
     "SandboxdError",
@@ -129,6 +140,7 @@ def __getattr__(name: str) -> Any:
         "AsyncClient",
         "AsyncExecStream",
         "AsyncProcess",
+        "AsyncRun",
         "AsyncSandbox",
         "AsyncSession",
     ):

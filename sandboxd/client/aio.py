@@ -16,10 +16,11 @@ from collections.abc import (
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
-from sandboxd.client import calls, process_calls, session_calls
+from sandboxd.client import calls, process_calls, run_calls, session_calls
 from sandboxd.client.aio_driver import AsyncDriver
 from sandboxd.client.aio_files import AsyncSandboxFiles
 from sandboxd.client.aio_process import AsyncProcess
+from sandboxd.client.aio_run import AsyncRun
 from sandboxd.client.aio_session import AsyncSession
 from sandboxd.client.aio_stream import AsyncExecStream
 from sandboxd.client.calls import BatchExec, CreateOptions, ExecOptions
@@ -42,6 +43,7 @@ from sandboxd.client.results import (
     Snapshots,
     Stats,
 )
+from sandboxd.client.run_calls import LEASE_S, DrainInfo, RunEnd, RunInfo, RunOptions
 from sandboxd.client.session_calls import SessionInfos, SessionOptions
 from sandboxd.errors import SandboxdError
 
@@ -130,6 +132,37 @@ class AsyncClient(AsyncDriver):
     ) -> Deleted:
         """End all of a run, or all with these labels (a None is any value), or both."""
         return await self.do(calls.delete_many(run, labels, within_s))
+
+    # --- runs, draining ----------------------------------------------------------------------
+
+    def run(
+        self,
+        name: str | None = None,
+        *,
+        lease_s: float = LEASE_S,
+        **options: Unpack[RunOptions],
+    ) -> AsyncRun:
+        """Sandboxes that end together: at the end of the block, or when this process dies."""
+        return AsyncRun(self, name, lease_s, options)
+
+    async def runs(self) -> AsyncIterator[RunInfo]:
+        """All that the node knows of, page by page as they are asked for."""
+        after: str | None = ""
+        while after is not None:
+            page, after = await self.do(run_calls.list_page(after))
+            for info in page:
+                yield info
+
+    async def delete_run(self, name: str, *, within_s: float = 60.0) -> RunEnd:
+        """End everything of a run; no create of it is let in for a while. Idempotent."""
+        return await self.do(run_calls.end(name, within_s))
+
+    async def drain(self, deadline_s: float | None = None) -> DrainInfo:
+        """Have the node take nothing more on, and delete all in ``deadline_s`` if that is given."""
+        return await self.do(run_calls.drain(deadline_s))
+
+    async def undrain(self) -> DrainInfo:
+        return await self.do(run_calls.undrain())
 
     # --- snapshots ---------------------------------------------------------------------------
 

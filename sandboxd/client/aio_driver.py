@@ -122,7 +122,8 @@ class AsyncDriver:
             raise transport_error(error, self.url)[0] from error
 
     def _tries(self, call: Call[T]) -> Tries:
-        return Tries(self.url, repeatable=call.repeatable, now=_now(), within_s=self._retry_s)
+        within_s = self._retry_s if call.retry_s is None else call.retry_s
+        return Tries(self.url, repeatable=call.repeatable, now=_now(), within_s=within_s)
 
     async def _send(self, call: Call[T], chunks: AsyncIterable[bytes] | None = None) -> Answer:
         response = await self._begin(call, call.body if chunks is None else chunks)

@@ -59,6 +59,8 @@ class Call(Generic[T]):
     headers: Headers = ()
     read_s: float | None = ANSWER_S
     repeatable: bool = False
+    retry_s: float | None = None
+    """How long it is tried again; None: as the driver does."""
 
     def read(self, body: bytes) -> T:
         """What a good answer says. Raises NotSandboxd where it is not one of ours."""

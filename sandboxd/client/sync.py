@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
-from sandboxd.client import calls, process_calls, session_calls
+from sandboxd.client import calls, process_calls, run_calls, session_calls
 from sandboxd.client.calls import BatchExec, CreateOptions, ExecOptions
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.process_calls import Processes, ProcessOptions
@@ -28,10 +28,12 @@ from sandboxd.client.results import (
     Snapshots,
     Stats,
 )
+from sandboxd.client.run_calls import LEASE_S, DrainInfo, RunEnd, RunInfo, RunOptions
 from sandboxd.client.session_calls import SessionInfos, SessionOptions
 from sandboxd.client.sync_driver import Driver
 from sandboxd.client.sync_files import SandboxFiles
 from sandboxd.client.sync_process import Process
+from sandboxd.client.sync_run import Run
 from sandboxd.client.sync_session import Session
 from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
@@ -107,6 +109,36 @@ class Client(Driver):
     ) -> Deleted:
         """End all of a run, or all with these labels (a None is any value), or both."""
         return self.do(calls.delete_many(run, labels, within_s))
+
+    # --- runs, draining ----------------------------------------------------------------------
+
+    def run(
+        self,
+        name: str | None = None,
+        *,
+        lease_s: float = LEASE_S,
+        **options: Unpack[RunOptions],
+    ) -> Run:
+        """Sandboxes that end together: at the end of the block, or when this process dies."""
+        return Run(self, name, lease_s, options)
+
+    def runs(self) -> Iterator[RunInfo]:
+        """All that the node knows of, page by page as they are asked for."""
+        after: str | None = ""
+        while after is not None:
+            page, after = self.do(run_calls.list_page(after))
+            yield from page
+
+    def delete_run(self, name: str, *, within_s: float = 60.0) -> RunEnd:
+        """End everything of a run; no create of it is let in for a while. Idempotent."""
+        return self.do(run_calls.end(name, within_s))
+
+    def drain(self, deadline_s: float | None = None) -> DrainInfo:
+        """Have the node take nothing more on, and delete all in ``deadline_s`` if that is given."""
+        return self.do(run_calls.drain(deadline_s))
+
+    def undrain(self) -> DrainInfo:
+        return self.do(run_calls.undrain())
 
     # --- snapshots ---------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class Driver:
             self.url,
             repeatable=call.repeatable,
             now=time.monotonic(),
-            within_s=self._retry_s,
+            within_s=self._retry_s if call.retry_s is None else call.retry_s,
         )
 
     def _send(self, call: Call[T], chunks: Iterable[bytes] | None = None) -> Answer:
