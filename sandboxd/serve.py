@@ -35,11 +35,13 @@ from typing import Final
 import uvicorn
 
 from sandboxd.api.app import create_app
+from sandboxd.api.connections import bounded
 from sandboxd.config import Config, ensure_token
 from sandboxd.errors import ConfigError, FeatureMissing, NodeUnavailable
 from sandboxd.host import node_lock
 from sandboxd.host.command import hostd_command
-from sandboxd.linux.process import raise_limit, set_dumpable, set_no_new_privs
+from sandboxd.linux.process import lower_oom_score, raise_limit, set_dumpable, set_no_new_privs
+from sandboxd.runtime.capacity import most_connections
 from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.reloading import Reloader
 from sandboxd.service_manager import ServiceManager, take_listeners
@@ -108,6 +110,8 @@ def run(load: Callable[[], Config]) -> int:
             "sandboxd must be started as root; it gives root up before it serves",
             hint="the rootless mode is not there yet",
         )
+    # Before hostd is started, which inherits it: the zygote and the image servers set their own.
+    lower_oom_score(config.oom_score_adjust)
     _make_directories(config, is_root)
     token = ensure_token(_token_path(config), account.pw_uid, account.pw_gid)
     with ExitStack() as stack:
@@ -300,6 +304,7 @@ def _serve(
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     runtime = Runtime(config)
     reloader = Reloader(runtime, load)
     app = create_app(config, runtime, token=token, ready_within_s=ADOPTION_S, reloader=reloader)
@@ -309,7 +314,7 @@ def _serve(
             log_config=None,
             access_log=False,
             loop="uvloop",
-            http="httptools",
+            http=bounded(most_connections(config, nofile)),
             ws="none",
             lifespan="on",
             backlog=BACKLOG,

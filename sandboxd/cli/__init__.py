@@ -32,6 +32,7 @@ from sandboxd.cli import (
     serve,
     shell,
     snapshots,
+    sweep,
     top,
 )
 
@@ -78,6 +79,7 @@ def build() -> typer.Typer:
     app.command("reset")(lifecycle.reset)
     app.command("rm")(rm.rm)
     app.command("prune")(rm.prune)
+    app.command("sweep")(sweep.sweep)
     app.command("drain")(drain.drain)
     app.command("undrain")(drain.undrain)
     app.add_typer(runs.build(), name="runs")

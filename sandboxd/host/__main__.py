@@ -19,6 +19,7 @@ from sandboxd.host import node_lock
 from sandboxd.host.hostd import NodeSettings, run
 from sandboxd.host.ids import find_ids
 from sandboxd.linux.features import Features, Probe, Status, probe
+from sandboxd.linux.process import lower_oom_score
 
 
 def main() -> int:
@@ -31,6 +32,9 @@ def main() -> int:
     parser.add_argument("--slots-min", type=int, default=4, help="sandboxes kept ready")
     parser.add_argument("--slots-max", type=int, default=64, help="the same, in high demand")
     parser.add_argument("--slots-primed", type=int, default=8, help="of those, with a root")
+    parser.add_argument("--token-file", default="", help="the API's, to know half-made ones")
+    parser.add_argument("--sweep-s", type=float, default=60.0, help="how often to look for losses")
+    parser.add_argument("--oom-score-adjust", type=int, default=0, help="of the node's own parts")
     parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
     parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
     parser.add_argument("--lock-fd", type=int, help="the runtime directory's lock, where inherited")
@@ -38,6 +42,7 @@ def main() -> int:
     for fd in (args.lifeline_fd, args.ready_fd, args.lock_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
+    lower_oom_score(args.oom_score_adjust)
     try:
         if args.lock_fd is None:
             os.makedirs(args.runtime_dir, mode=0o755, exist_ok=True)
@@ -52,6 +57,8 @@ def main() -> int:
             slots_min=args.slots_min,
             slots_max=args.slots_max,
             slots_primed=args.slots_primed,
+            token_file=args.token_file,
+            sweep_s=args.sweep_s,
             describe=_describe(features, args.max_sandboxes),
         )
         run(settings, args.lifeline_fd, args.ready_fd)

@@ -26,6 +26,16 @@ controllers are handed on."""
 _DELEGATED_FILES: Final = ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads", "tasks")
 
 
+def living_directories(hostd_pid: int, name: str) -> frozenset[Path]:
+    """Where the node of this hostd has its cgroups, in every hierarchy."""
+    layout = cgroup.layout(hostd_pid)
+    found = {path / name for path in layout.own.values()}
+    v2 = layout.own.get("")
+    if v2 is not None and v2.name == SUPERVISOR:
+        found.add(v2.parent / name)  # it has made room for its own controllers
+    return frozenset(found)
+
+
 def make_node_cgroups(name: str, owner: int) -> NodeCgroups:
     """Make the node's cgroups, emptied of what an earlier node left, and give them to ``owner``."""
     layout = cgroup.layout()

@@ -29,4 +29,7 @@ def hostd_command(config: Config) -> list[str]:
         *("--slots-min", str(config.slots_min)),
         *("--slots-max", str(config.slots_max)),
         *("--slots-primed", str(config.slots_primed)),
+        *("--token-file", config.token_file),
+        *("--sweep-s", str(config.sweep_s)),
+        *("--oom-score-adjust", str(config.oom_score_adjust)),
     ]

@@ -29,7 +29,7 @@ from typing import Any, Final
 from sdnotify import SystemdNotifier
 
 from sandboxd.errors import NodeError
-from sandboxd.host import node_lock
+from sandboxd.host import node_lock, sweep
 from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
 from sandboxd.launcher import protocol
@@ -58,6 +58,8 @@ class NodeSettings:
     slots_min: int
     slots_max: int
     slots_primed: int
+    token_file: str
+    sweep_s: float
     describe: Mapping[str, Any]
     """What the launcher's ``node`` verb answers, for the daemon."""
 
@@ -127,6 +129,7 @@ class Node:
             "slots_min": settings.slots_min,
             "slots_max": settings.slots_max,
             "slots_primed": settings.slots_primed,
+            "sweep_s": settings.sweep_s,
             "cgroups": {
                 "v2": str(self._cgroups.v2),
                 "v1": {name: str(path) for name, path in self._cgroups.v1.items()},
@@ -173,6 +176,12 @@ class Node:
         if message is None or message.get("event") != event:
             why = (message or {}).get("message", "it died; its log says why")
             raise NodeError(f"the launcher failed before {event!r}: {why}")
+
+    @property
+    def cgroups(self) -> frozenset[Path]:
+        """Its directories in every hierarchy."""
+        groups = self._cgroups
+        return frozenset() if groups is None else frozenset((groups.v2, *groups.v1.values()))
 
     def watched(self) -> list[int]:
         return [self.sock.fileno(), *self._pidfds]
@@ -289,7 +298,6 @@ def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> N
     manager is told too (sd_notify(3)).
     """
     tell = SystemdNotifier().notify
-    os.makedirs(f"{settings.runtime_dir}/mnt", mode=0o755, exist_ok=True)
     os.chmod(settings.runtime_dir, 0o755)
     # Hard limits cap the sum over all sandboxes, which cannot be raised once root is given up.
     raise_limit(resource.RLIMIT_NOFILE, NOFILE)
@@ -302,6 +310,8 @@ def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> N
     signal.set_wakeup_fd(stop_write)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
+    _sweep(settings, None)  # of nodes before this one; the directory's lock is ours
+    os.makedirs(f"{settings.runtime_dir}/mnt", mode=0o755, exist_ok=True)
     with listen(settings) as listener:
         try:
             first = True
@@ -347,15 +357,39 @@ def _run_once(
             os.write(ready_fd, b"1")
             os.close(ready_fd)
         tell("READY=1\nSTATUS=launcher and zygote run")
+        swept_at = time.monotonic()
         orders = [fd for fd in (stop_read, lifeline) if fd is not None]
         poller = select.poll()
         for fd in (*orders, *node.watched()):
             poller.register(fd, select.POLLIN)
         while True:
-            for fd, _ in poller.poll():
+            left_s = swept_at + settings.sweep_s - time.monotonic()
+            for fd, _ in poller.poll(max(0.0, left_s) * 1000):
                 if fd in orders:
                     return False
                 if not node.serve(fd):
                     return True
+            if time.monotonic() >= swept_at + settings.sweep_s:
+                _sweep(settings, node)
+                swept_at = time.monotonic()
     finally:
         node.stop()
+
+
+def _sweep(settings: NodeSettings, node: Node | None) -> None:
+    """Remove what this instance has left elsewhere; ``node`` is the one that lives."""
+    instance = sweep.Instance(
+        settings.runtime_dir,
+        settings.token_file,
+        settings.cgroup_name,
+        alive=frozenset() if node is None else node.cgroups,
+        node_lives=node is not None,
+    )
+    try:
+        done = sweep.sweep(instance)
+    except OSError as error:
+        print(f"hostd: nothing could be swept: {error}", file=sys.stderr)
+        return
+    for leftover, failure in done:
+        what = "removed" if failure is None else f"could not remove ({failure})"
+        print(f"hostd: swept: {what} {leftover}", file=sys.stderr)

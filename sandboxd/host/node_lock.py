@@ -96,6 +96,15 @@ def _take(path: str, runtime_dir: str) -> int | None:
     return fd
 
 
+def claim_if_free(runtime_dir: str) -> int | None:
+    """The lock's fd if nobody has it; None if a node lives there. Does not wait."""
+    fd = _open(os.path.join(runtime_dir, NAME))
+    if _locked(fd):
+        return fd
+    os.close(fd)
+    return None
+
+
 def _open(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 

@@ -36,6 +36,7 @@ from sandboxd.launcher.sandboxes import Sandboxes
 from sandboxd.launcher.server import Server
 from sandboxd.launcher.slots import Slots
 from sandboxd.launcher.snapshots import Snapshots
+from sandboxd.launcher.sweep import Sweep
 from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
@@ -217,6 +218,15 @@ def _serve(
 
     started.watch(report)
     loop.spawn(images.watch_servers())
+    sweep = Sweep(
+        loop,
+        cgroups=groups,
+        slots=slots,
+        images=images,
+        mounter=mount_worker,
+        mount_dir=orders["mount_dir"],
+    )
+    loop.spawn(sweep.keep_house(orders["sweep_s"]))
     loop.run()
 
 

@@ -24,7 +24,12 @@ from sandboxd.errors import ImageInUse, ImageUnavailable
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.linux import mount, namespaces, seccomp
-from sandboxd.linux.process import set_no_new_privs, set_parent_death_signal
+from sandboxd.linux.process import (
+    raise_oom_score,
+    set_dumpable,
+    set_no_new_privs,
+    set_parent_death_signal,
+)
 
 MOUNT_TIMEOUT_S: Final = 15.0
 CHECK_EVERY_S: Final = 5.0
@@ -231,6 +236,11 @@ class Images:
             os._exit(127)
 
     def _become_server(self, parent: int) -> None:
+        # The node's own parts are spared by the OOM killer; what an image can make grow is not.
+        # /proc/self belongs to root while a process is not dumpable.
+        set_dumpable(True)
+        raise_oom_score(0)
+        set_dumpable(False)
         namespaces.unshare(
             namespaces.CLONE_NEWNS | namespaces.CLONE_NEWNET | namespaces.CLONE_NEWIPC
         )

@@ -109,6 +109,8 @@ class Slots:
         self._ready: deque[Slot] = deque()
         self._making = 0
         self._taken_at: deque[float] = deque()
+        self.names: set[str] = set()
+        """Of all that are there, from their making to the removal of their cgroups."""
         self.in_teardown = 0
         """Cgroups of dead slots that are not removed yet."""
 
@@ -124,6 +126,7 @@ class Slots:
         """A new slot. Raises SandboxSetupError naming the step, OSError, TimeoutError."""
         name = f"s{next(self._names)}"
         cgroups = make(self._cgroups, name)
+        self.names.add(name)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         slot = Slot(name, shm_mb, cgroups, Pid1(self._loop, ours))
         try:
@@ -290,4 +293,5 @@ class Slots:
                 yield from self._loop.sleep(pause)
                 pause = min(2 * pause, 0.1)
         finally:
+            self.names.discard(slot.name)  # what could not be removed is the sweep's
             self.in_teardown -= 1

@@ -6,6 +6,8 @@ import ctypes
 import errno
 import os
 import resource
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import prctl
@@ -101,3 +103,23 @@ def raise_limit(which: int, wanted: int) -> int:
         resource.setrlimit(which, (wanted, hard))
         return wanted
     return soft
+
+
+def lower_oom_score(wanted: int) -> int:
+    """Have the OOM killer spare this process and what it starts; the score that it has then.
+
+    Never raised, and left where the kernel does not allow it (CAP_SYS_RESOURCE): a service manager
+    may have set a lower one.
+    """
+    file = Path("/proc/self/oom_score_adj")
+    now = int(file.read_text(encoding="ascii"))
+    if wanted < now:
+        with suppress(PermissionError):
+            file.write_text(str(wanted), encoding="ascii")
+            return wanted
+    return now
+
+
+def raise_oom_score(wanted: int) -> None:
+    """Give this process up to the OOM killer again."""
+    Path("/proc/self/oom_score_adj").write_text(str(wanted), encoding="ascii")
