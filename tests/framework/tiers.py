@@ -18,10 +18,11 @@ TIERS = {
     "vm": "runs in a virtual machine with another kernel",
     "slurm": "runs under a real Slurm",
     "workloads": "runs real programs in a sandbox, the long set",
+    "load": "puts a node under more than it can bear, for minutes",
     "faults": "breaks parts of the node at random, for minutes",
 }
 # Tiers after each of whose tests the host must be as it was.
-LEAK_CHECKED = frozenset({"kernel", "e2e", "security"})
+LEAK_CHECKED = frozenset({"kernel", "e2e", "security", "load"})
 MUST_RUN = "SANDBOXD_TESTS_MUST_RUN"
 _TESTS = Path(__file__).resolve().parents[1]
 

@@ -294,7 +294,7 @@ class TestDrain:
             wait_ready(client)
 
     def test_before_the_job_ends(self, config, launcher, monkeypatch):
-        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 61))
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 65))
         with make_client(config) as client:
             wait_ready(client)
             create(client)
