@@ -68,11 +68,12 @@ class Sweep:
             found[f"zombie {pid} started {start_ticks}"] = partial(os.waitpid, pid, os.WNOHANG)
         lost = sorted(found.keys() & self._suspects)
         for what in lost:
-            print(f"launcher: swept {what}", file=sys.stderr)
             try:
                 found[what]()
-            except OSError as error:
+            except OSError as error:  # what was killed in it has not ended yet: the next round
                 print(f"launcher: {what} stays: {error}", file=sys.stderr)
+            else:
+                print(f"launcher: swept {what}", file=sys.stderr)
         self._suspects = set(found)
         return lost
 
