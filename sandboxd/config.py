@@ -24,6 +24,7 @@ from sandboxd.errors import ConfigError
 from sandboxd.model import Limits
 
 ENV_PREFIX: Final = "SANDBOXD_"
+WRITABLE_LAYERS: Final = ("auto", "tmpfs", "ext4")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 NODES: Final = ("auto", "own", "unit")
 TOKEN_BYTES: Final = 32
@@ -62,6 +63,9 @@ class Config:
     """Name of the cgroup under which all of this daemon's lie."""
     squashfuse: str = ""
     """Path of ``squashfuse_ll``; looked for if empty."""
+    writable_layer: str = "auto"
+    """What sandboxes write to: ``tmpfs``, in memory; ``ext4``, on loop devices whose files take
+    their space in ``state_dir``; ``auto``: tmpfs where this kernel can (Linux 6.6), else ext4."""
     log_level: str = "info"
     max_sandboxes: int = 512
     memory_reserve_mb: int = 512
@@ -306,6 +310,8 @@ def _check(config: Config) -> None:
         raise refuse("log_level", f"must be one of {', '.join(LOG_LEVELS)}")
     if config.node not in NODES:
         raise refuse("node", f"must be one of {', '.join(NODES)}")
+    if config.writable_layer not in WRITABLE_LAYERS:
+        raise refuse("writable_layer", f"must be one of {', '.join(WRITABLE_LAYERS)}")
     if not config.cgroup_root or "/" in config.cgroup_root or config.cgroup_root.startswith("."):
         raise refuse("cgroup_root", "must be the name of one directory")
     for one in fields(Config):

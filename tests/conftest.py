@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.framework import leaks, probes, tiers
+from tests.framework import leaks, probes, tiers, times
 from tests.framework.leaks import LeakCheck
 
 pytest_plugins = ("tests.framework.fixtures",)
@@ -15,6 +15,10 @@ pytest_plugins = ("tests.framework.fixtures",)
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.must_run()  # a misspelt tier must not silently demand nothing
+    if times.factor() > 1:
+        config.option.timeout = times.scaled(
+            config.option.timeout or float(config.getini("timeout"))
+        )
     for name, meaning in tiers.TIERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.addinivalue_line("markers", "needs(*features): skip unless each feature works here")
@@ -24,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if tier := tiers.tier_of(item.path):
             item.add_marker(tier)
+        if (own := item.get_closest_marker("timeout")) and times.factor() > 1:
+            item.add_marker(pytest.mark.timeout(times.scaled(own.args[0])), append=False)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def doctor(config: options.ConfigFile = None, as_json: options.Json = False) -> 
         settings.user,
         sandboxes=settings.max_sandboxes,
         squashfuse=Path(settings.squashfuse) if settings.squashfuse else None,
+        writable_layer=settings.writable_layer,
+        layers_dir=settings.state_dir if os.path.isdir(settings.state_dir) else "/var/tmp",
     )
     probes = [complaint, *probes, _usage(found, settings)]
     failed = any(probe.status == Status.FAIL for probe in probes)

@@ -35,6 +35,8 @@ def main() -> int:
     parser.add_argument("--token-file", default="", help="the API's, to know half-made ones")
     parser.add_argument("--sweep-s", type=float, default=60.0, help="how often to look for losses")
     parser.add_argument("--oom-score-adjust", type=int, default=0, help="of the node's own parts")
+    parser.add_argument("--writable-layer", default="auto", choices=("auto", "tmpfs", "ext4"))
+    parser.add_argument("--layers-dir", required=True, help="for writable layers on disk")
     parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
     parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
     parser.add_argument("--lock-fd", type=int, help="the runtime directory's lock, where inherited")
@@ -48,7 +50,12 @@ def main() -> int:
             os.makedirs(args.runtime_dir, mode=0o755, exist_ok=True)
             node_lock.claim_for_unit(args.runtime_dir)
         ids = find_ids(args.account)
-        features, findings = probe(args.account, sandboxes=args.max_sandboxes)
+        features, findings = probe(
+            args.account,
+            sandboxes=args.max_sandboxes,
+            writable_layer=args.writable_layer,
+            layers_dir=args.layers_dir,
+        )
         settings = NodeSettings(
             ids=ids,
             runtime_dir=args.runtime_dir,
@@ -59,6 +66,9 @@ def main() -> int:
             slots_primed=args.slots_primed,
             token_file=args.token_file,
             sweep_s=args.sweep_s,
+            writable_layer=features.writable_layer or "",
+            overlay_detached=features.overlay_detached,
+            layers_dir=args.layers_dir,
             describe=_describe(features, args.max_sandboxes),
         )
         run(settings, args.lifeline_fd, args.ready_fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import socket
@@ -28,10 +29,18 @@ class HostClient:
 
     def fuse_fd(self) -> Task[int]:
         """``/dev/fuse``, opened inside the node's user namespace; the caller's to close."""
+        return (yield from self._ask("fuse-fd"))
+
+    def layer(self, size_bytes: int, inodes: int) -> Task[int]:
+        """A writable layer that only the host can make, as ``host.layers`` has it; the caller's to
+        close."""
+        return (yield from self._ask("layer", size_bytes=size_bytes, inodes=inodes))
+
+    def _ask(self, verb: str, **fields: int) -> Task[int]:
         number = next(self._ids)
         promise: Promise[int] = Promise(os.close)
         self._pending[number] = promise
-        protocol.send(self._sock, {"id": number, "verb": "fuse-fd"})
+        protocol.send(self._sock, {"id": number, "verb": verb, **fields})
         return (yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd"))
 
     def _readable(self) -> None:
@@ -52,4 +61,6 @@ class HostClient:
         elif len(fds) == 1:
             promise.resolve(fds[0])
         else:
-            promise.reject(OSError(message.get("errno", 5), "opening /dev/fuse", "hostd"))
+            what = message.get("what", "opening /dev/fuse")
+            number = message.get("errno", errno.EIO)
+            promise.reject(OSError(number, os.strerror(number), f"hostd: {what}"))

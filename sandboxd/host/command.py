@@ -26,6 +26,8 @@ def hostd_command(config: Config) -> list[str]:
         *("--cgroup-name", cgroup_name(config)),
         *("--squashfuse", config.squashfuse),
         *("--max-sandboxes", str(config.max_sandboxes)),
+        *("--writable-layer", config.writable_layer),
+        *("--layers-dir", config.state_dir),
         *("--slots-min", str(config.slots_min)),
         *("--slots-max", str(config.slots_max)),
         *("--slots-primed", str(config.slots_primed)),

@@ -32,6 +32,7 @@ from sandboxd.errors import NodeError
 from sandboxd.host import node_lock, sweep
 from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
+from sandboxd.host.layers import LoopLayers
 from sandboxd.launcher import protocol
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.linux import cgroup, namespaces
@@ -60,6 +61,12 @@ class NodeSettings:
     slots_primed: int
     token_file: str
     sweep_s: float
+    writable_layer: str
+    """``tmpfs``, or ``ext4`` where only that can be an overlay's upper."""
+    overlay_detached: bool
+    """Overlayfs takes layers that are attached nowhere."""
+    layers_dir: str
+    """Where the disk space of ``ext4`` layers is taken from."""
     describe: Mapping[str, Any]
     """What the launcher's ``node`` verb answers, for the daemon."""
 
@@ -73,6 +80,7 @@ class Node:
         self._listener = listener
         self._cgroups: NodeCgroups | None = None
         self._pidfds: dict[int, tuple[str, int]] = {}
+        self._layers = LoopLayers(settings.layers_dir, settings.ids.base)
         self.sock: socket.socket
         self._launcher_pid = 0
 
@@ -128,8 +136,11 @@ class Node:
             "squashfuse": settings.squashfuse,
             "slots_min": settings.slots_min,
             "slots_max": settings.slots_max,
-            "slots_primed": settings.slots_primed,
             "sweep_s": settings.sweep_s,
+            # A root ahead of need takes its disk space ahead of need.
+            "slots_primed": settings.slots_primed if settings.writable_layer == "tmpfs" else 0,
+            "writable_layer": settings.writable_layer,
+            "overlay_detached": settings.overlay_detached,
             "cgroups": {
                 "v2": str(self._cgroups.v2),
                 "v1": {name: str(path) for name, path in self._cgroups.v1.items()},
@@ -198,6 +209,8 @@ class Node:
             return False
         if message.get("verb") == "fuse-fd":
             self._send_fuse_fd(message["id"])
+        elif message.get("verb") == "layer" and self._settings.writable_layer == "ext4":
+            self._send_layer(message)
         return True
 
     def _send_fuse_fd(self, number: int) -> None:
@@ -217,6 +230,20 @@ class Node:
             protocol.send(self.sock, {"id": number, "errno": error.errno})
         finally:
             os._exit(0)
+
+    def _send_layer(self, message: dict[str, Any]) -> None:
+        number = message["id"]
+        try:
+            fd = self._layers.make(message["size_bytes"], message["inodes"])
+        except OSError as error:
+            what = f"a writable layer: {error}"
+            known = error.errno or errno.EIO
+            protocol.send(self.sock, {"id": number, "errno": known, "what": what})
+            return
+        try:
+            protocol.send(self.sock, {"id": number}, (fd,))
+        finally:
+            os.close(fd)
 
     def stop(self) -> None:
         """End everything and leave nothing. Idempotent."""

@@ -37,11 +37,13 @@ from sandboxd.launcher.server import Server
 from sandboxd.launcher.slots import Slots
 from sandboxd.launcher.snapshots import Snapshots
 from sandboxd.launcher.sweep import Sweep
+from sandboxd.launcher.staging import Staging
 from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
 from sandboxd.linux.process import set_child_subreaper, set_dumpable, set_parent_death_signal
 from sandboxd.rootfs import skeleton
+from sandboxd.rootfs.overlay import make_writable_layer
 
 SANDBOX_CAPABILITIES: Final = (
     cap.CAP_CHOWN,
@@ -164,8 +166,9 @@ def _serve(
         server_filter=filters.image_server,
         on_death=server.image_died,
     )
-    layers = Layers(burial)
-    roots = Roots(loop, mounter=mount_worker, undertaker=burial, layers=layers)
+    staging = _staging(orders, loop, host, mount_worker)
+    layers = Layers(burial, staging.detach if staging is not None else None)
+    roots = Roots(loop, mounter=mount_worker, undertaker=burial, layers=layers, staging=staging)
     slots = Slots(
         loop,
         zygote=zygote,
@@ -191,6 +194,7 @@ def _serve(
         sandboxes=sandboxes,
         layers=layers,
         copier=copier,
+        staging=staging,
     )
 
     def start() -> Task[None]:
@@ -225,9 +229,25 @@ def _serve(
         images=images,
         mounter=mount_worker,
         mount_dir=orders["mount_dir"],
+        staging=staging,
     )
     loop.spawn(sweep.keep_house(orders["sweep_s"]))
     loop.run()
+
+
+def _staging(
+    orders: dict[str, Any], loop: Loop, host: HostClient, mount_worker: Lanes
+) -> Staging | None:
+    """What writable layers are made by and how, where it is not the mounter's tmpfs."""
+
+    def make_tmpfs(size_bytes: int, inodes: int) -> Task[int]:
+        yield from ()
+        return make_writable_layer(size_bytes, inodes)
+
+    if orders["writable_layer"] == "tmpfs" and orders["overlay_detached"]:
+        return None
+    make = make_tmpfs if orders["writable_layer"] == "tmpfs" else host.layer
+    return Staging(loop, mounter=mount_worker, images_dir=orders["mount_dir"], make=make)
 
 
 if __name__ == "__main__":

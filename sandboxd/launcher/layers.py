@@ -1,8 +1,9 @@
 """Writable layers and what stacks of them are kept: the state behind snapshot, rollback and fork.
 
-A layer is a tmpfs. While a sandbox writes to it it is that sandbox's upper; a snapshot freezes it,
-and from then on it is a lower of whoever stands on it: the sandbox itself, the snapshot, its forks.
-A frozen layer is never written to again, and goes when the last of them has gone.
+A layer is a tmpfs, or what ``staging`` has in its place. While a sandbox writes to it it is that
+sandbox's upper; a snapshot freezes it, and from then on it is a lower of whoever stands on it: the
+sandbox itself, the snapshot, its forks. A frozen layer is never written to again, and goes when the
+last of them has gone.
 
 Two descriptors keep a layer alive: the launcher's, to stack it again, and the undertaker's, which
 is always let go of last, since whoever closes the last one pays for freeing the pages.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +59,19 @@ class Snapshot:
 class Layers:
     """Counts who stands on each layer, and sees to it that the undertaker pays."""
 
-    def __init__(self, undertaker: Worker) -> None:
+    def __init__(self, undertaker: Worker, detach: Callable[[str], None] | None = None) -> None:
+        """``detach``: of ``Staging``, where layers are attached."""
         self._undertaker = undertaker
+        self._detach = detach
         self._names = itertools.count(1)
 
-    def adopt(self, fd: int) -> Layer:
-        """A layer from a fresh tmpfs mount, with one user; takes ``fd`` over."""
-        layer = Layer(f"w{next(self._names)}", fd, users=1)
+    def new_name(self) -> str:
+        return f"w{next(self._names)}"
+
+    def adopt(self, fd: int, name: str | None = None) -> Layer:
+        """A layer from a fresh mount, with one user; takes ``fd`` over. ``name``: of one that is
+        attached."""
+        layer = Layer(name or self.new_name(), fd, users=1)
         self._undertaker.request("hold", (fd,), key=layer.name)
         return layer
 
@@ -78,5 +85,7 @@ class Layers:
         for layer in layers:
             layer.users -= 1
             if layer.users == 0:
+                if self._detach is not None:
+                    self._detach(layer.name)
                 os.close(layer.fd)
                 self._undertaker.request("drop", key=layer.name)

@@ -15,8 +15,8 @@ from typing import Any
 
 from sandboxd.launcher.worker import Handler
 from sandboxd.linux import mount
-from sandboxd.rootfs.copy import copy_layer
-from sandboxd.rootfs.overlay import make_root
+from sandboxd.rootfs.copy import copy_into, copy_layer
+from sandboxd.rootfs.overlay import make_overlay_of_attached, make_root
 
 
 def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
@@ -34,6 +34,13 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
                 layer_fds=fds,
             )
             return {}, made
+
+        def attached_root(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            del fds
+            overlay_fd = make_overlay_of_attached(
+                images_dir, request["lowers"], request["layer"], request["layers"]
+            )
+            return {}, (overlay_fd,)
 
         def fuse_mount(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
             (fuse_fd,) = fds
@@ -70,6 +77,7 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
 
         return {
             "root": root,
+            "attached-root": attached_root,
             "fuse-mount": fuse_mount,
             "fuse-check": fuse_check,
             "unmount": unmount,
@@ -82,6 +90,9 @@ def copier_handlers() -> Mapping[str, Handler]:
     """Of a worker of its own: a copy takes as long as there is to copy, and nobody shall wait."""
 
     def copy(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+        if len(fds) > 1:  # into a layer that was made already
+            copy_into(fds[0], fds[1])
+            return {}, ()
         return {}, (copy_layer(fds[0], request["size_bytes"], request["inodes"]),)
 
     return {"copy": copy}

@@ -17,6 +17,7 @@ from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layer, Layers, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.slots import Slot
+from sandboxd.launcher.staging import Staging
 from sandboxd.launcher.worker import Reply, Worker
 from sandboxd.model import Limits
 
@@ -39,8 +40,18 @@ class Root:
 
 
 class Roots:
-    def __init__(self, loop: Loop, *, mounter: Lanes, undertaker: Worker, layers: Layers) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        mounter: Lanes,
+        undertaker: Worker,
+        layers: Layers,
+        staging: Staging | None = None,
+    ) -> None:
+        """``staging``: where the mounter cannot make a root on its own."""
         self._loop = loop
+        self._staging = staging
         self._mounter = mounter
         self._undertaker = undertaker
         self._layers = layers
@@ -57,6 +68,9 @@ class Roots:
         if size_bytes < SMALLEST_UPPER_BYTES:
             raise DiskFull(f"the snapshot's layers take all of {limits.disk_mb} MiB of disk")
         lowers = list(reversed(names))
+        if self._staging is not None:
+            name = self._layers.new_name()
+            return self._staging.ask(name, stack.layers, lowers, size_bytes, limits.inodes)
         return self._mounter.request(
             "root",
             tuple(layer.fd for layer in stack.layers),
@@ -80,8 +94,8 @@ class Roots:
         Raises SandboxSetupError, OSError, TimeoutError; the root is gone then.
         """
         reply = yield from self._loop.wait(asked, ROOT_TIMEOUT_S, "mounting the root")
-        overlay_fd, tmpfs_fd = reply.fds
-        upper = self._layers.adopt(tmpfs_fd)
+        overlay_fd, layer_fd = reply.fds
+        upper = self._layers.adopt(layer_fd, reply.value.get("layer"))
         root = Root(stack, upper, f"r{next(self._keys)}")
         try:
             # Before PID 1 has it: or PID 1's death could be the one that pays.
@@ -99,13 +113,7 @@ class Roots:
 
     def forget(self, asked: Promise[Reply]) -> None:
         """A root that was asked for and is not wanted any more."""
-
-        def close() -> None:
-            if asked.error is None and asked.value is not None:
-                for fd in asked.value.fds:
-                    os.close(fd)
-
-        asked.watch(close)
+        asked.abandon()
 
     def drop_overlay(self, root: Root) -> None:
         """After PID 1 has let go of it. The layers are another matter."""

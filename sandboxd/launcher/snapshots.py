@@ -8,23 +8,36 @@ copied while they are frozen, as the caller chose.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Final
 
 from sandboxd.errors import NodeError, RequestError, SandboxRunning, SnapshotNotFound
 from sandboxd.init.protocol import RootFlag
 from sandboxd.launcher import freeze
-from sandboxd.launcher.layers import Layers, Snapshot, Stack
+from sandboxd.launcher.layers import Layer, Layers, Snapshot, Stack
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
+from sandboxd.launcher.staging import Staging
 from sandboxd.launcher.worker import Worker
+from sandboxd.model import Limits
 
 COPY_TIMEOUT_S: Final = 120.0
 
 
 class Snapshots:
-    def __init__(self, loop: Loop, *, sandboxes: Sandboxes, layers: Layers, copier: Worker) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        sandboxes: Sandboxes,
+        layers: Layers,
+        copier: Worker,
+        staging: Staging | None = None,
+    ) -> None:
+        """``staging``: where the copier cannot make a layer on its own."""
         self._loop = loop
+        self._staging = staging
         self._sandboxes = sandboxes
         self._layers = layers
         self._copier = copier
@@ -80,21 +93,32 @@ class Snapshots:
         began = time.perf_counter()
         try:
             yield from freeze.freeze(self._loop, cgroups)
-            asked = self._copier.request(
-                "copy",
-                (root.upper.fd,),
-                size_bytes=sandbox.limits.disk_mb * 1024 * 1024,
-                inodes=sandbox.limits.inodes,
-            )
-            reply = yield from self._loop.wait(asked, COPY_TIMEOUT_S, "copying the layer")
+            copy = yield from self._copy_layer(root.upper, sandbox.limits)
         except (OSError, TimeoutError) as error:
             raise NodeError(f"the layer could not be copied: {error}") from error
         finally:
             freeze.thaw(cgroups)
         frozen_ms = round((time.perf_counter() - began) * 1000, 3)
-        copy = self._layers.adopt(reply.fds[0])
         self._layers.share(root.stack.layers)
         return Stack((copy, *root.stack.layers), sandbox.images), frozen_ms
+
+    def _copy_layer(self, layer: Layer, limits: Limits) -> Task[Layer]:
+        """A new layer with the content of one that nobody writes to now. OSError, TimeoutError."""
+        size = {"size_bytes": limits.disk_mb * 1024 * 1024, "inodes": limits.inodes}
+        staging = self._staging
+        if staging is None:
+            asked = self._copier.request("copy", (layer.fd,), **size)
+            reply = yield from self._loop.wait(asked, COPY_TIMEOUT_S, "copying the layer")
+            return self._layers.adopt(reply.fds[0])
+        name, fd = self._layers.new_name(), (yield from staging.make(**size))
+        try:
+            asked = self._copier.request("copy", (layer.fd, fd), **size)
+            yield from self._loop.wait(asked, COPY_TIMEOUT_S, "copying the layer")
+            staging.attach(fd, name)
+        except BaseException:
+            os.close(fd)
+            raise
+        return self._layers.adopt(fd, name)
 
     def delete(self, name: str) -> None:
         """Let go of one; what stands on it lives on. Not having it is no error."""

@@ -23,6 +23,7 @@ from sandboxd.launcher.images import Images
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.slots import Slots
+from sandboxd.launcher.staging import Staging
 from sandboxd.linux import cgroup, procfs
 
 _SLOT: Final = re.compile(r"s[0-9]+")
@@ -40,6 +41,7 @@ class Sweep:
         images: Images,
         mounter: Lanes,
         mount_dir: str,
+        staging: Staging | None = None,
     ) -> None:
         self._loop = loop
         self._cgroups = cgroups
@@ -47,6 +49,7 @@ class Sweep:
         self._images = images
         self._mounter = mounter
         self._mount_dir = mount_dir
+        self._staging = staging
         self._suspects: set[str] = set()
 
     def keep_house(self, every_s: float) -> Task[None]:
@@ -85,6 +88,8 @@ class Sweep:
 
     def _lost_mounts(self) -> list[str]:
         known = {image.name for image in self._images.by_key.values()}
+        if self._staging is not None:
+            known |= self._staging.attached
         return [name for name in os.listdir(self._mount_dir) if name not in known]
 
 

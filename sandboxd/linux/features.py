@@ -63,9 +63,12 @@ class Features:
     ids: int
     """Ids that a nested user namespace can have: NODE_IDS, 1, or 0 without user namespaces."""
     overlay: bool
-    """Overlay with userxattr on tmpfs, in a user namespace."""
+    """Overlay with userxattr in a user namespace, on one of the writable layers."""
     overlay_detached: bool
-    """The same with layers that are attached nowhere (``lowerdir+``)."""
+    """Overlay of layers on tmpfs that are attached nowhere (``lowerdir+``)."""
+    writable_layer: str | None
+    """What a sandbox writes to, capped: ``tmpfs``; ``ext4`` on a loop device, where tmpfs has no
+    user xattrs; None where neither works."""
     fuse: bool
     squashfuse: str | None
     """The squashfuse_ll that served an image in a user namespace."""
@@ -139,12 +142,17 @@ def probe(
     ids: IdRange | None = None,
     sandboxes: int = 256,
     squashfuse: Path | None = None,
+    *,
+    writable_layer: str = "auto",
+    layers_dir: str = "/var/tmp",
 ) -> tuple[Features, list[Probe]]:
     """Try everything. Needs to run in a process with one thread.
 
     ``account`` is whom the daemon runs as. ``ids`` are the host ids the node's user namespace will
     have, where the configuration names them; else those of the account. ``sandboxes``: how many at
     once the host's limits should be enough for. ``squashfuse``: the program, if not the one found.
+    ``writable_layer``: the one that must serve, ``auto`` for the best. ``layers_dir``: where those
+    writable layers may lie that are on disk.
     """
     found = _Findings()
     ids = _account(found, account, ids)
@@ -153,7 +161,11 @@ def probe(
     features = Features(
         ids=count,
         **_mounts(
-            found, map_ids if count else None, squashfuse or programs.find_program("squashfuse_ll")
+            found,
+            map_ids if count else None,
+            squashfuse or programs.find_program("squashfuse_ll"),
+            writable_layer,
+            lambda: mounts.overlay_on_ext4(map_ids, ids.first, layers_dir),
         ),
         pidfd=found.attempt(
             "pidfd", processes.pidfds, "signal and wait by pidfd", "use Linux 5.4 or newer"
@@ -255,7 +267,11 @@ def _user_namespaces(found: _Findings, ids: IdRange) -> tuple[int, mounts.MapIds
 
 
 def _mounts(
-    found: _Findings, map_ids: mounts.MapIds | None, squashfuse: Path | None
+    found: _Findings,
+    map_ids: mounts.MapIds | None,
+    squashfuse: Path | None,
+    wanted_layer: str,
+    overlay_on_ext4: Callable[[], None],
 ) -> dict[str, Any]:
     """``map_ids``: None where there are no user namespaces to try it in."""
     if map_ids is None:
@@ -264,21 +280,13 @@ def _mounts(
         return {
             "overlay": False,
             "overlay_detached": False,
+            "writable_layer": None,
             "fuse": False,
             "squashfuse": None,
             "proc": False,
         }
-    newer = "use Linux 6.6 or newer: before that, tmpfs has no user xattrs"
     served = False
-    overlay = found.attempt(
-        "overlay", lambda: mounts.overlay(map_ids, False), "copy up, white out, make opaque", newer
-    )
-    detached = found.attempt(
-        "overlay of detached layers",
-        lambda: mounts.overlay(map_ids, True),
-        "layers by descriptor and lowerdir+",
-        "use a newer kernel (tried on Linux 6.18)",
-    )
+    writable_layer, detached = _writable_layer(found, map_ids, wanted_layer, overlay_on_ext4)
     fuse = found.attempt(
         "fuse",
         lambda: mounts.fuse(map_ids),
@@ -299,12 +307,66 @@ def _mounts(
         "uncover /proc and /sys: unmount what lies over parts of them",
     )
     return {
-        "overlay": overlay,
+        "overlay": writable_layer is not None,
         "overlay_detached": detached,
+        "writable_layer": writable_layer,
         "fuse": fuse,
         "squashfuse": str(squashfuse) if served else None,
         "proc": proc,
     }
+
+
+def _writable_layer(
+    found: _Findings, map_ids: mounts.MapIds, wanted: str, overlay_on_ext4: Callable[[], None]
+) -> tuple[str | None, bool]:
+    """Which one works, and whether it is stacked without being attached anywhere."""
+    if wanted == "ext4":
+        works = found.attempt(
+            "overlay",
+            overlay_on_ext4,
+            "copy up, white out, make opaque, on ext4 on a loop device",
+            f"see that root has loop devices here and mkfs.ext4 ({programs.remedy('mkfs.ext4')}), "
+            'or set writable_layer = "auto"',
+        )
+        return ("ext4" if works else None), False
+    done = "copy up, white out, make opaque"
+    newer = "none needed: layers are attached instead (tried without on Linux 6.18)"
+    try:
+        mounts.overlay(map_ids, False)
+    except (OSError, ChildError) as error:
+        why = _reason(error)
+    else:
+        found.add("overlay", Status.OK, f"{done}, on tmpfs")
+        detached = found.attempt(
+            "overlay of detached layers",
+            lambda: mounts.overlay(map_ids, True),
+            "layers by descriptor and lowerdir+",
+            newer,
+            Status.WARN,
+        )
+        return "tmpfs", detached
+    if wanted == "tmpfs":
+        found.add("overlay", Status.FAIL, f"not on tmpfs: {why}", 'set writable_layer = "auto"')
+        return None, False
+    try:
+        overlay_on_ext4()
+    except (OSError, ChildError) as error:
+        reason = _reason(error)
+        found.add(
+            "overlay",
+            Status.FAIL,
+            f"not on tmpfs: {why}; nor on ext4 on a loop device: {reason}",
+            "use Linux 6.6 or newer, where tmpfs has user xattrs; or see that root has loop "
+            f"devices here and mkfs.ext4 ({programs.remedy('mkfs.ext4')})",
+        )
+        return None, False
+    found.add(
+        "overlay",
+        Status.WARN,
+        f"{done}, on ext4 on a loop device; not on tmpfs: {why}",
+        "none needed: sandboxes write to disk instead of memory. Linux 6.6 or newer is faster",
+    )
+    return "ext4", False
 
 
 def _limits(found: _Findings, layout: CgroupLayout) -> Mapping[str, Enforcement]:

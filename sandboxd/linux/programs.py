@@ -18,6 +18,7 @@ PACKAGES: Final[Mapping[str, str]] = MappingProxyType(
         "newuidmap": "uidmap",
         "newgidmap": "uidmap",
         "fusermount3": "fuse3",
+        "mkfs.ext4": "e2fsprogs",
     }
 )
 

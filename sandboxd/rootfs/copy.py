@@ -19,19 +19,24 @@ _CHUNK: Final = 1 << 24
 def copy_layer(tmpfs_fd: int, size_bytes: int, inodes: int) -> int:
     """A new layer with the content of another; returns its mount's descriptor. Raises OSError."""
     copy_fd = make_writable_layer(size_bytes, inodes)
-    links: dict[int, tuple[str, int]] = {}
     try:
-        with ExitStack() as undo:
-            undo.callback(_close_all, links)
-            source = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=tmpfs_fd)
-            undo.callback(os.close, source)
-            target = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=copy_fd)
-            undo.callback(os.close, target)
-            _copy_directory(source, target, os.fstat(source), links)
+        copy_into(tmpfs_fd, copy_fd)
     except BaseException:
         os.close(copy_fd)
         raise
     return copy_fd
+
+
+def copy_into(layer_fd: int, copy_fd: int) -> None:
+    """Copy the content of a layer into an empty one. Raises OSError."""
+    links: dict[int, tuple[str, int]] = {}
+    with ExitStack() as undo:
+        undo.callback(_close_all, links)
+        source = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=layer_fd)
+        undo.callback(os.close, source)
+        target = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=copy_fd)
+        undo.callback(os.close, target)
+        _copy_directory(source, target, os.fstat(source), links)
 
 
 def _close_all(links: dict[int, tuple[str, int]]) -> None:

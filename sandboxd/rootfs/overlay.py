@@ -5,7 +5,9 @@ node's ids, and handed to PID 1 as descriptors. Two things hold the mounts of a 
 the overlay's descriptor and the tmpfs's; whoever closes the last one pays for freeing the pages.
 
 ``userxattr`` because the node's namespace may not write trusted.overlay.* attributes; tmpfs has
-user attributes since Linux 6.6.
+user attributes since Linux 6.6. Where it has none the writable layer is another file system, which
+the host makes (``host.layers``); and where overlayfs takes no detached layers (Linux 6.1 does not)
+layers are attached beside the images, and ``make_overlay_of_attached`` makes the same from names.
 """
 
 from __future__ import annotations
@@ -81,6 +83,33 @@ def make_overlay(
             ) from None
         finally:
             os.chdir("/")
+
+
+def make_overlay_of_attached(
+    images_dir: str, lowers: Sequence[str], layer: str, layers: Sequence[str] = ()
+) -> int:
+    """As ``make_overlay``, of layers that are attached in ``images_dir`` under their names.
+
+    By mount(2), which any kernel takes, with relative names again. Changes the caller's working
+    directory.
+    """
+    names = [*(f"{name}/{UPPER}" for name in layers), *lowers]
+    options = f"lowerdir={':'.join(names)},upperdir={layer}/{UPPER},workdir={layer}/{WORK}"
+    staged = f"{layer}.root"
+    os.chdir(images_dir)
+    try:
+        os.mkdir(staged, 0o700)
+        try:
+            mount.mount("overlay", staged, "overlay", 0, f"{options},userxattr")
+            try:
+                clone = mount.OPEN_TREE_CLONE | mount.OPEN_TREE_CLOEXEC
+                return mount.open_tree(mount.AT_FDCWD, staged, clone)
+            finally:
+                mount.umount2(staged, mount.MNT_DETACH)
+        finally:
+            os.rmdir(staged)
+    finally:
+        os.chdir("/")
 
 
 def make_root(

@@ -24,12 +24,12 @@ from typing import Any
 
 import httpx
 
-from tests.framework import host_state
+from tests.framework import host_state, times
 from tests.framework.leaks import LeakCheck
 
-READY_S = 30.0
-STOP_S = 30.0
-SETTLE_S = 10.0
+READY_S = times.scaled(30.0)
+STOP_S = times.scaled(30.0)
+SETTLE_S = times.scaled(10.0)
 SLOTS = 4
 
 
@@ -51,7 +51,7 @@ class Daemon:
     family: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=self.base_url, timeout=120)
+        self.http = httpx.Client(base_url=self.base_url, timeout=times.scaled(120))
 
     @property
     def pid(self) -> int:
@@ -92,7 +92,10 @@ class Daemon:
         try:
             while True:
                 with contextlib.suppress(httpx.TransportError):
-                    if self.http.get("/readyz", timeout=2).status_code == httpx.codes.OK:
+                    if (
+                        self.http.get("/readyz", timeout=times.scaled(2)).status_code
+                        == httpx.codes.OK
+                    ):
                         break
                 if time.monotonic() > deadline:
                     raise DaemonError(f"not ready after {timeout_s} s\n{self.log_tail()}")
@@ -112,7 +115,7 @@ class Daemon:
         deadline = time.monotonic() + SETTLE_S
         with contextlib.suppress(httpx.TransportError):
             while time.monotonic() < deadline:
-                answer = self.http.get("/v1/node", timeout=5)
+                answer = self.http.get("/v1/node", timeout=times.scaled(5))
                 if not answer.is_success:
                     return  # a node that is down has no pool
                 counts = answer.json()["counts"]

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.framework import host_state
+from tests.framework import host_state, times
 from tests.framework.host_state import Picture, Scope, Thing
 
 PR_SET_CHILD_SUBREAPER = 36
-SETTLE_S = 10.0
+SETTLE_S = times.scaled(10.0)
 RUNTIME_DIRECTORIES = (Path("/run/sandboxd"), Path("/var/lib/sandboxd"))
 
 

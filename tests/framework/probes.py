@@ -8,6 +8,7 @@ behind and is done once per run; it raises OSError or ProbeFailed with the reaso
 from __future__ import annotations
 
 import functools
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.framework import times
 from tests.framework.host_state import cgroup_mounts
 
 
@@ -46,7 +48,7 @@ def _unshare(script: str, *flags: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=times.scaled(20),
     )
     if done.returncode != 0:
         raise ProbeFailed(done.stderr.strip() or f"exit status {done.returncode}")
@@ -73,20 +75,61 @@ def _namespaces() -> None:
     _unshare("mount -t proc proc /proc; ip link set lo up", *flags, "--cgroup")
 
 
-def _overlay() -> None:
+_CHANGE_LOWER = """
+    mkdir lower lower/d upper work merged; echo old > lower/f; touch lower/d/f
+    mount -t overlay -o userxattr,lowerdir=lower,upperdir=upper,workdir=work overlay merged
+    echo new > merged/f; rm -r merged/d; mkdir merged/d
+    test "$(cat lower/f)$(cat merged/f)" = oldnew; test -z "$(ls merged/d)"
+"""
+
+
+def _tmpfs_overlay() -> None:
     """An overlay on tmpfs in a user namespace that really works.
 
     Below Linux 6.6 tmpfs has no user xattrs: the mount succeeds, and removing a lower directory
     gives EIO. So remove one and make it again.
     """
-    script = """
-        mount -t tmpfs none /mnt
-        cd /mnt; mkdir lower lower/d upper work merged; echo old > lower/f; touch lower/d/f
-        mount -t overlay -o userxattr,lowerdir=lower,upperdir=upper,workdir=work overlay merged
-        echo new > merged/f; rm -r merged/d; mkdir merged/d
-        test "$(cat lower/f)$(cat merged/f)" = oldnew; test -z "$(ls merged/d)"
-    """
+    script = f"mount -t tmpfs none /mnt; cd /mnt; {_CHANGE_LOWER}"
     _unshare(script, "--user", "--map-root-user", "--mount")
+
+
+def _overlay() -> None:
+    """The same on one of the file systems that a sandbox's writable layer may be."""
+    try:
+        _tmpfs_overlay()
+    except ProbeFailed as on_tmpfs:
+        _program("losetup", "mount")
+        with tempfile.NamedTemporaryFile(prefix="sandboxd-probe-") as image:
+            inner = shlex.quote(f"cd /mnt; {_CHANGE_LOWER}")
+            script = f"""
+                PATH=$PATH:/usr/sbin; truncate -s 8M {image.name}; mkfs.ext4 -q {image.name}
+                mount -o loop {image.name} /mnt
+                unshare --user --map-root-user --mount sh -euc {inner}
+            """
+            try:
+                _unshare(script, "--mount")
+            except ProbeFailed as on_ext4:
+                raise ProbeFailed(f"on tmpfs: {on_tmpfs}; on ext4: {on_ext4}") from None
+
+
+def _overlay_detached() -> None:
+    """Overlayfs takes layers that are attached nowhere, as descriptors (since Linux 6.13)."""
+    code = (
+        "import ctypes, os\n"
+        "def call(*a):\n"
+        "    r = ctypes.CDLL(None, use_errno=True).syscall(*a)\n"
+        "    assert r >= 0, os.strerror(ctypes.get_errno())\n"
+        "    return r\n"
+        "fs = call(430, b'tmpfs', 0); call(431, fs, 6, None, None, 0)\n"
+        "top = call(432, fs, 0, 0)\n"
+        "for name in ('u', 'w', 'l'): os.mkdir(name, dir_fd=top)\n"
+        "ov = call(430, b'overlay', 0)\n"
+        "for key, name in ((b'lowerdir+', 'l'), (b'upperdir', 'u'), (b'workdir', 'w')):\n"
+        "    call(431, ov, 5, key, None, os.open(name, os.O_PATH, dir_fd=top))\n"
+        "call(431, ov, 6, None, None, 0)\n"
+    )
+    flags = ("--user", "--map-root-user", "--mount")
+    _unshare(f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}", *flags)
 
 
 def _fuse() -> None:
@@ -121,7 +164,7 @@ def _cgroup_v2_kill() -> None:
                 try:
                     (group / "cgroup.procs").write_text(str(child.pid))
                     (group / "cgroup.kill").write_text("1")
-                    child.wait(5)
+                    child.wait(times.scaled(5))
                 finally:
                     child.kill()
         finally:
@@ -199,6 +242,8 @@ PROBES: dict[str, Callable[[], None]] = {
     "userns": _userns,
     "namespaces": _namespaces,
     "overlay": _overlay,
+    "overlay-tmpfs": _tmpfs_overlay,
+    "overlay-detached": _overlay_detached,
     "fuse": _fuse,
     "cgroup-kill": _cgroup_v2_kill,
     "cgroup-limits": _cgroup_limits,

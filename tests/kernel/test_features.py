@@ -28,9 +28,10 @@ from sandboxd.linux.id_ranges import IdRange
 from sandboxd.linux.probes import cgroups, mounts, processes
 from sandboxd.model import Enforcement
 from tests.framework import probes as outside
+from tests.framework import times
 
 IDS = IdRange(2_000_000_000, 65_538)
-TIMEOUT_S = 20.0
+TIMEOUT_S = times.scaled(20.0)
 
 
 def map_many(pid):
@@ -120,7 +121,9 @@ def test_an_ordinary_account_gets_an_answer():
 
     found, statuses = child.run(work, TIMEOUT_S)
     assert found["ids"] in (0, 1)
-    assert (found["overlay"], found["proc"]) == (found["ids"] == 1, found["ids"] == 1)
+    # Another writable layer than tmpfs takes the host's root.
+    on_tmpfs = found["ids"] == 1 and outside.missing("overlay-tmpfs") is None
+    assert (found["overlay"], found["proc"]) == (on_tmpfs, found["ids"] == 1)
     assert (found["pidfd"], found["seccomp"]) == (True, True)
     assert found["limits"] == {"memory": "none", "pids": "none", "cpu": "none"}
     assert statuses["id range"] == Status.FAIL
@@ -152,6 +155,33 @@ def in_broken_place(breakage, action):
         return None
 
     return child.run(work, TIMEOUT_S, namespaces.CLONE_NEWNS)
+
+
+@pytest.mark.needs("root", "loop", "overlay")
+class TestWritableLayer:
+    def test_ext4_serves_where_tmpfs_cannot(self, monkeypatch):
+        def refuse(map_ids, detached):
+            raise OSError(errno.EIO, "Input/output error", "directory")
+
+        monkeypatch.setattr(mounts, "overlay", refuse)
+        result, probes = features.probe()
+        (told,) = [probe for probe in probes if probe.name == "overlay"]
+        assert (result.overlay, result.writable_layer) == (True, "ext4")
+        assert told.status == Status.WARN
+        assert "not on tmpfs: Input/output error (directory)" in told.detail
+
+        result, probes = features.probe(writable_layer="tmpfs")
+        assert (result.overlay, result.writable_layer) == (False, None)
+        assert Status.FAIL in [probe.status for probe in probes if probe.name == "overlay"]
+
+    def test_neither_is_a_failure_that_names_both(self, tmp_path):
+        result, probes = features.probe(
+            writable_layer="ext4", layers_dir=str(tmp_path / "no-such-directory")
+        )
+        (told,) = [probe for probe in probes if probe.name == "overlay"]
+        assert (result.overlay, result.writable_layer) == (False, None)
+        assert told.status == Status.FAIL
+        assert "no-such-directory" in told.detail
 
 
 @pytest.mark.needs("root", "overlay", "fuse")

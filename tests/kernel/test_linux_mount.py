@@ -11,10 +11,11 @@ import pytest
 
 from sandboxd.linux import child, mount, namespaces
 from sandboxd.linux.id_ranges import IdRange, map_ids
+from tests.framework import times
 
 pytestmark = pytest.mark.needs("userns", "namespaces")
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = times.scaled(10.0)
 IDS = IdRange(2_000_000_000, 65_538)
 
 
@@ -89,6 +90,7 @@ def test_a_file_system_by_descriptors(place):
     assert privately(work) == [False, ["made-while-detached"], "0o711", True, True]
 
 
+@pytest.mark.needs("overlay-detached")
 def test_options_as_flags_descriptors_and_repeated_keys(place):
     """An overlay takes a flag, a key more than once, and (since Linux 6.13) a descriptor."""
 

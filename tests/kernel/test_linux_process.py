@@ -14,8 +14,9 @@ import pytest
 from sandboxd.linux import capabilities, child, id_ranges, namespaces, pidfd, process, procfs
 from sandboxd.linux.child import ChildError
 from sandboxd.linux.id_ranges import IdRange
+from tests.framework import times
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = times.scaled(10.0)
 IDS = IdRange(2_000_000_000, 65_538)
 ALL = {
     "cgroup": namespaces.CLONE_NEWCGROUP,

@@ -12,10 +12,11 @@ import pytest
 from sandboxd.linux import child, mount, namespaces
 from sandboxd.linux.id_ranges import IdRange, map_ids
 from sandboxd.rootfs import overlay
+from tests.framework import times
 
-pytestmark = pytest.mark.needs("userns", "namespaces", "overlay")
+pytestmark = pytest.mark.needs("userns", "namespaces", "overlay-tmpfs", "overlay-detached")
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = times.scaled(60.0)
 IDS = IdRange(2_000_000_000, 65_538)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

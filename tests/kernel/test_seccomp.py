@@ -24,6 +24,7 @@ import pytest
 
 from sandboxd.linux import seccomp
 from sandboxd.linux.seccomp import FUSE_SERVER_PROFILE, SANDBOX_PROFILE, SyscallToken
+from tests.framework import times
 
 pytestmark = pytest.mark.needs("seccomp")
 
@@ -376,7 +377,7 @@ else:
     raise AssertionError("written")
 os.chdir("/")
 checked(libc.umount2(mountpoint.encode(), 0))
-print("served", process.wait(20))
+print("served", process.wait(200))
 """
 
 
@@ -410,7 +411,7 @@ def test_squashfuse_serves_under_its_filter(compressor, content, fuse_filter, tm
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=times.scaled(60),
         env=PATH_TO_US,
     )
     assert (done.returncode, done.stdout) == (0, "served 0\n"), done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.framework import times
 from tests.framework.daemon import Daemon
 
 SOURCES = Path(__file__).parent / "probe"
@@ -106,7 +107,12 @@ class Host:
 
     def ask(self, word: str) -> str:
         done = subprocess.run(
-            [self.program, word], capture_output=True, text=True, check=True, timeout=60, cwd="/"
+            [self.program, word],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=times.scaled(60),
+            cwd="/",
         )
         return parse(done.stdout, word)
 

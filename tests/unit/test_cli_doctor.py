@@ -19,6 +19,7 @@ FEATURES = Features(
     ids=65_538,
     overlay=True,
     overlay_detached=True,
+    writable_layer="tmpfs",
     fuse=True,
     squashfuse="/usr/bin/squashfuse_ll",
     proc=True,

@@ -61,6 +61,8 @@ def memory_limit(layout: CgroupLayout) -> None:
         limits.set_memory(path, _MEMORY_LIMIT_BYTES)
 
         def hog() -> None:
+            # A service manager may have taken us out of the OOM killer's reach (OOMScoreAdjust=).
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
             cgroup.add_process(path, 0)
             with mmap.mmap(-1, 2 * _MEMORY_LIMIT_BYTES) as memory:
                 for offset in range(0, len(memory), mmap.PAGESIZE):

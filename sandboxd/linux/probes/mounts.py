@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from sandboxd.linux import _libc, child, mount, namespaces, process
+from sandboxd.linux import _libc, child, ext4, mount, namespaces, process
 
 TIMEOUT_S: Final = 15.0
 """What works answers in milliseconds, but not on a node that is overrun: which must start all the
@@ -73,15 +73,37 @@ def overlay(map_ids: MapIds, detached: bool) -> None:
 
     def work() -> None:
         _tmpfs_scratch()
-        (SCRATCH / "lower/directory").mkdir(parents=True)
-        (SCRATCH / "lower/file").write_bytes(_FILE_TEXT)
-        (SCRATCH / "lower/directory/file").write_bytes(b"lower\n")
+        _make_lower()
         if detached:
             _change_lower_files(_detached_overlay(SCRATCH / "lower"))
         else:
             _change_lower_files(_attached_overlay())
 
     child.run(work, TIMEOUT_S, NODE, map_ids)
+
+
+def overlay_on_ext4(map_ids: MapIds, owner: int, directory: str) -> None:
+    """The same with the upper layer on an ext4 that the host's root makes in ``directory``.
+
+    ``owner``: the host's id of the user namespace's root.
+    """
+    fd = ext4.mount_copy(ext4.make_template(1 << 20, 16), directory)
+
+    def work() -> None:
+        _tmpfs_scratch()
+        os.chdir(SCRATCH)
+        _make_lower()
+        os.mkdir("layer")
+        mount.move_mount(fd, "", mount.AT_FDCWD, "layer", mount.MOVE_MOUNT_F_EMPTY_PATH)
+        _change_lower_files(_attached_overlay("layer/"))
+
+    try:
+        for name in ("upper", "work"):
+            os.mkdir(name, dir_fd=fd)
+            os.chown(name, owner, owner, dir_fd=fd)
+        child.run(work, TIMEOUT_S, NODE, map_ids)
+    finally:
+        os.close(fd)
 
 
 def fuse(map_ids: MapIds) -> None:
@@ -118,7 +140,7 @@ def squashfuse(map_ids: MapIds, program: Path) -> None:
                 raise OSError(error.errno, f"{error.strerror} ({said})", str(program)) from None
             if text != _FILE_TEXT:
                 raise _libc.oserror(errno.EIO, f"{program} served {text!r}")
-            _change_lower_files(_attached_overlay())
+            _read_through_overlay()
             os.chdir("/")
 
     _with_fuse_fd(work, map_ids)
@@ -146,13 +168,31 @@ def _tmpfs_scratch() -> None:
     mount.mount("tmpfs", SCRATCH, "tmpfs", mount.MS_NOSUID | mount.MS_NODEV, "size=1m,mode=755")
 
 
-def _attached_overlay() -> int:
+def _make_lower() -> None:
+    (SCRATCH / "lower/directory").mkdir(parents=True)
+    (SCRATCH / "lower/file").write_bytes(_FILE_TEXT)
+    (SCRATCH / "lower/directory/file").write_bytes(b"lower\n")
+
+
+def _attached_overlay(layer: str = "") -> int:
+    """With upper and work directory below ``layer``, which has them if it is another mount."""
     os.chdir(SCRATCH)
-    for name in ("upper", "work", "merged"):
+    for name in ("merged",) if layer else ("upper", "work", "merged"):
         os.mkdir(name)
-    options = "lowerdir=lower,upperdir=upper,workdir=work,userxattr"
+    options = f"lowerdir=lower,upperdir={layer}upper,workdir={layer}work,userxattr"
     mount.mount("overlay", "merged", "overlay", 0, options)
     return os.open("merged", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _read_through_overlay() -> None:
+    """What a lower that is a FUSE mount must do, without asking what the upper can."""
+    merged_fd = _attached_overlay()
+    try:
+        with open(os.open("file", os.O_RDONLY, dir_fd=merged_fd), "rb") as file:
+            if file.read() != _FILE_TEXT:
+                raise _libc.oserror(errno.EIO, "overlay shows another file")
+    finally:
+        os.close(merged_fd)
 
 
 def _detached_overlay(lower: Path) -> int:

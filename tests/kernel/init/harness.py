@@ -27,6 +27,7 @@ from typing import Any
 
 from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import NODE_ID, SANDBOX_IDS
+from sandboxd.host.layers import LoopLayers
 from sandboxd.init import protocol as wire
 from sandboxd.init.protocol import ExecFlag, Exited, Failure, KillScope, MsgType
 from sandboxd.launcher import cgroups as sandbox_cgroups
@@ -37,12 +38,13 @@ from sandboxd.linux import capabilities, cgroup, child, mount, namespaces, pidfd
 from sandboxd.linux.id_ranges import IdRange, map_ids
 from sandboxd.model import Limits
 from sandboxd.rootfs import skeleton
-from sandboxd.rootfs.overlay import make_root
+from sandboxd.rootfs.overlay import make_overlay_of_attached, make_root
+from tests.framework import probes, times
 
 IDS = IdRange(2_000_000_000, 65_538)
 HOST_NODE_ID = IDS.first + NODE_ID
-TIMEOUT_S = 30.0
-EXEC_TIMEOUT_S = 60.0
+TIMEOUT_S = times.scaled(30.0)
+EXEC_TIMEOUT_S = times.scaled(60.0)
 PATH = "PATH=/bin:/usr/bin"
 
 PASSWD = """\
@@ -130,8 +132,17 @@ class Namespaces:
     @staticmethod
     def _handlers(scratch: Path, images_fd: int) -> dict[str, Any]:
         def root(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
-            made = make_root(images_fd, request["lowers"], request["size_bytes"], request["inodes"])
-            return {}, made
+            lowers = request["lowers"]
+            if not fds:
+                return {}, make_root(images_fd, lowers, request["size_bytes"], request["inodes"])
+            # As on a kernel whose overlay takes no detached layer: one made by the host.
+            name = f"w{request['id']}"
+            (scratch / name).mkdir()
+            mount.move_mount(
+                fds[0], "", mount.AT_FDCWD, scratch / name, mount.MOVE_MOUNT_F_EMPTY_PATH
+            )
+            overlay_fd = make_overlay_of_attached(str(scratch), lowers, name)
+            return {}, (overlay_fd, os.dup(fds[0]))
 
         def lower(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
             """Entries: name to None (a directory), "-> target" (a symlink), or a file's text."""
@@ -150,9 +161,19 @@ class Namespaces:
 
         return {"root": root, "lower": lower}
 
-    def ask(self, op: str, **fields: Any) -> tuple[Any, list[int]]:
+    def ask_root(self, size_bytes: int, inodes: int, **fields: Any) -> tuple[Any, list[int]]:
+        fields |= {"size_bytes": size_bytes, "inodes": inodes}
+        if all(probes.missing(name) is None for name in ("overlay-tmpfs", "overlay-detached")):
+            return self.ask("root", **fields)
+        layer_fd = LoopLayers("/var/tmp", IDS.first).make(size_bytes, inodes)
+        try:
+            return self.ask("root", (layer_fd,), **fields)
+        finally:
+            os.close(layer_fd)
+
+    def ask(self, op: str, fds: tuple[int, ...] = (), **fields: Any) -> tuple[Any, list[int]]:
         number = next(self._ids)
-        launcher_protocol.send(self._sock, {"id": number, "op": op, **fields})
+        launcher_protocol.send(self._sock, {"id": number, "op": op, **fields}, fds)
         answer, fds = launcher_protocol.receive(self._sock)
         assert answer is not None, "the holder of the namespaces died"
         if "errno" in answer:
@@ -383,9 +404,7 @@ class Sandbox:
         self, *lowers: str, size_mb: int = 64, inodes: int = 20_000, payload: bytes = b""
     ) -> None:
         """Make a root over ``lowers``, lowest first, and hand it over."""
-        _, fds = self.node.namespaces.ask(
-            "root", lowers=lowers[::-1], size_bytes=size_mb << 20, inodes=inodes
-        )
+        _, fds = self.node.namespaces.ask_root(size_mb << 20, inodes, lowers=lowers[::-1])
         self.root_fds += fds
         self.launcher.call(MsgType.M_ROOT, payload, [fds[0]])
 

@@ -15,15 +15,17 @@ from sif_tools.sources.open import open_source
 from sif_tools.store import lookup
 from sif_tools.store.flatten import flatten
 from sif_tools.store.keeper import Keeper, make_store
+from tests.framework import times
 from tests.unit.sif_tools.random_images import ImageMaker, layout_of
 
-pytestmark = pytest.mark.needs("fuse", "overlay", "root")
+pytestmark = pytest.mark.needs("fuse", "overlay-tmpfs", "root")
 
 # Everything a program could see, but for what each file system makes of a directory: its link
 # count and size. Inodes are compared as groups: which names are one file. The root's own
 # attributes are the writable layer's.
 LISTING = r"""
 import hashlib, os, stat, sys
+from tests.framework import times
 root = os.fsencode(sys.argv[1])
 first = {}
 for path, names, files in os.walk(root):
@@ -73,7 +75,7 @@ def mounted_listing(sifs: list[Path], scratch: Path) -> str:
         text=True,
         errors="surrogateescape",
         check=False,
-        timeout=60,
+        timeout=times.scaled(60),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

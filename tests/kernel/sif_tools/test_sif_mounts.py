@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import sif_tools
+from tests.framework import times
 
 pytestmark = pytest.mark.needs("fuse")
 
@@ -46,7 +47,7 @@ def in_mount(sif: Path, script: str, scratch: Path) -> str:
         text=True,
         errors="surrogateescape",
         check=False,
-        timeout=60,
+        timeout=times.scaled(60),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

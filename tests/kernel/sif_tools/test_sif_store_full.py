@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.framework import times
 from tests.unit.sif_tools.image_factories import LayoutMaker, member, tar_bytes
 from tests.unit.sif_tools.store_readers import assert_readers_see_whole_files, leftovers
 
@@ -51,7 +52,7 @@ def test_no_room(size_kib: int, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=times.scaled(60),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     full, whole = tmp_path / "copy-full", tmp_path / "copy-done"
