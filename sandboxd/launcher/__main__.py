@@ -36,8 +36,8 @@ from sandboxd.launcher.sandboxes import Sandboxes
 from sandboxd.launcher.server import Server
 from sandboxd.launcher.slots import Slots
 from sandboxd.launcher.snapshots import Snapshots
-from sandboxd.launcher.sweep import Sweep
 from sandboxd.launcher.staging import Staging
+from sandboxd.launcher.sweep import Sweep
 from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
