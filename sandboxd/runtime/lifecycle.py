@@ -12,7 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandboxd.errors import NodeUnavailable, SandboxdError, SandboxLost, SandboxNotFound
+from sandboxd.errors import (
+    NodeUnavailable,
+    SandboxdError,
+    SandboxLost,
+    SandboxNotFound,
+    SandboxPaused,
+)
 from sandboxd.init import protocol
 from sandboxd.init.protocol import MsgType
 from sandboxd.model import SandboxState
@@ -54,6 +60,7 @@ async def pause(runtime: Runtime, sandbox: Sandbox) -> SandboxView:
     # First, so that nothing new is started; then the ping: PID 1 answers in order, so every command
     # sent before has its cgroup once it is answered, and is seen by the freeze.
     sandbox.state = SandboxState.PAUSED
+    sandbox.ports.end(SandboxPaused(f"sandbox {sandbox.id} was paused", hint="resume it first"))
     try:
         await _Ping(control).answered()
         await _note(runtime, sandbox)
