@@ -37,7 +37,8 @@ def started_again(
     again = start(daemon.state_dir.parent, ("--listen", f"{address}:{port}"), environment)
     again.http.close()
     again.base_url = f"http://127.0.0.1:{port}"
-    again.http = httpx.Client(base_url=again.base_url, timeout=120)
+    limits = httpx.Limits(keepalive_expiry=3)
+    again.http = httpx.Client(base_url=again.base_url, timeout=120, limits=limits)
     try:
         again.wait_ready()
         yield again

@@ -18,9 +18,8 @@ TIERS = {
     "vm": "runs in a virtual machine with another kernel",
     "slurm": "runs under a real Slurm",
     "workloads": "runs real programs in a sandbox, the long set",
-    "load": "puts a node under more than it can bear, for minutes",
+    "load": "as much as a node is made for, and more than it can bear, for minutes",
     "faults": "breaks parts of the node at random, for minutes",
-    "load": "as many and as much as a node is made for, for a quarter of an hour",
 }
 # Tiers after each of whose tests the host must be as it was.
 LEAK_CHECKED = frozenset({"kernel", "e2e", "security", "load"})
