@@ -59,6 +59,10 @@ ready."""
 END_S: Final = 10.0
 """For requests that were told that the daemon stops."""
 BACKLOG: Final = 4096
+KEEP_ALIVE_S: Final = 75
+"""How long an idle connection is kept. Much longer than the client's ``KEEP_IDLE_S``: a request
+that comes as its connection is closed is lost, and a busy worker's clock and ours are seconds
+apart in what they have seen of each other."""
 
 _IMPORTED_WHOLE: Final = (
     "anyio",
@@ -324,6 +328,7 @@ def _serve(
             ws_ping_interval=None,
             lifespan="on",
             backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             proxy_headers=False,
         ),

@@ -26,8 +26,8 @@ WRITE_S: Final = 120.0
 RETRY_S: Final = 30.0
 """How long after its first try a call may be tried again."""
 
-KEEP_IDLE_S: Final = 3.0
-"""A connection that was idle for longer is not used again: the daemon closes one after 5 s, and a
+KEEP_IDLE_S: Final = 15.0
+"""A connection that was idle for longer is not used again: the daemon closes one after 75 s, and a
 command that is sent into a closing connection is neither known to have run nor not to have."""
 
 Headers = tuple[tuple[str, str], ...]

@@ -51,7 +51,7 @@ class Daemon:
     family: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        # The daemon closes a connection that was idle for 5 s: never a request into that moment.
+        # The daemon closes a connection that was idle for 75 s: never a request into that moment.
         limits = httpx.Limits(keepalive_expiry=3)
         self.http = httpx.Client(base_url=self.base_url, timeout=times.scaled(120), limits=limits)
 

@@ -115,6 +115,7 @@ def every_call(root, sandbox, process, session, here):
     yield lambda: root.prefetch(["i"])
     yield lambda: root.evict_image("a/b")
     yield root.node
+    yield root.reload
     yield sandbox.refresh
     yield lambda: sandbox.renew(5)
     yield sandbox.pause
