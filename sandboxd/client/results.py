@@ -304,6 +304,8 @@ class Node:
     capacity: Json = field(repr=False)
     counts: Json = field(repr=False)
     raw: Json = field(repr=False)
+    admission: Json = field(default_factory=dict, repr=False)
+    """What is promised of what there is, and why nothing more is taken on, if so."""
 
     @classmethod
     def from_json(cls, row: Json) -> Self:

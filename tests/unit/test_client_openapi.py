@@ -17,7 +17,17 @@ import pytest
 
 from sandboxd import errors
 from sandboxd.api.app import create_app
-from sandboxd.client import aio, failures, file_calls, process_calls, results, session_calls, sync
+from sandboxd.client import (
+    aio,
+    failures,
+    file_calls,
+    process_calls,
+    results,
+    run_calls,
+    session_calls,
+    sync,
+    sync_run,
+)
 from sandboxd.client.calls import CreateOptions, ExecOptions
 from sandboxd.client.file_calls import FindOptions
 from sandboxd.client.frames import FrameReader
@@ -68,6 +78,7 @@ FIELDS = {
     "PreparedImageAnswer": (results.PreparedImage, {}),
     "PrefetchedImage": (results.Prefetched, {}),
     "NodeAnswer": (results.Node, {}),
+    "RunAnswer": (run_calls.RunInfo, {}),
 }
 DECODED = {"encoding", "name"}
 """Fields that are used up in reading the others, or are properties."""
@@ -116,6 +127,15 @@ def every_call(root, sandbox, process, session, here):
     yield lambda: root.evict_image("a/b")
     yield root.node
     yield root.reload
+    yield root.runs
+    yield lambda: root.delete_run("r", within_s=1)
+    yield lambda: root.drain(5)
+    yield root.undrain
+    run = root.run("r", lease_s=9, max_sandboxes=1, max_creates_per_s=1)
+    yield getattr(run, "__enter__", None) or run.__aenter__
+    yield run.refresh
+    yield lambda: run.end(within_s=1)
+    yield lambda: root.do(run_calls.heartbeat("r", 9))  # what its thread or task sends
     yield sandbox.refresh
     yield lambda: sandbox.renew(5)
     yield sandbox.pause
@@ -312,10 +332,10 @@ def test_every_operation_and_parameter_can_be_said(document, tmp_path, blocking)
 def test_every_method_was_called():
     """Or the test above would pass over a new one."""
     source = Path(__file__).read_text()
-    for kind in (sync.Client, sync.Sandbox, sync.Process, sync.Session):
+    for kind in (sync.Client, sync.Sandbox, sync.Process, sync.Session, sync_run.Run):
         for name in dir(kind):
             if not name.startswith("_") and name not in COVERED_BY_OTHERS:
-                called = re.search(rf"\b(root|sandbox|process|session)\.{name}\b", source)
+                called = re.search(rf"\b(root|sandbox|process|session|run)\.{name}\b", source)
                 assert called, f"{kind.__name__}.{name}"
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from sandboxd import client
 from sandboxd.client.aio_files import AsyncSandboxFiles
+from sandboxd.client.aio_run import AsyncRun
 from sandboxd.client.sync_files import SandboxFiles
+from sandboxd.client.sync_run import Run
 
 PAIRS = {
     client.Client: client.AsyncClient,
@@ -16,6 +18,7 @@ PAIRS = {
     client.Process: client.AsyncProcess,
     client.Session: client.AsyncSession,
     client.ExecStream: client.AsyncExecStream,
+    Run: AsyncRun,
 }
 ONLY_IN_ASYNCIO = {"start": "the blocking stream starts when it is made"}
 
