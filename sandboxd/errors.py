@@ -94,6 +94,13 @@ class SandboxBusy(RequestError):
     retryable = True
 
 
+class SandboxExclusive(RequestError):
+    """An exclusive command has the sandbox to itself until it ends."""
+
+    code = "sandbox-exclusive"
+    retryable = True
+
+
 class SandboxReset(RequestError):
     """The sandbox was reset while the request was under way in it."""
 
@@ -133,6 +140,18 @@ class QuotaExceeded(RequestError):
 
     code = "quota-exceeded"
     retryable = True
+
+
+class SeccompInvalid(RequestError):
+    """The seccomp profile is none that can be enforced here; the message names the rule."""
+
+    code = "seccomp-invalid"
+
+
+class SeccompNotFound(RequestError):
+    """The node has no seccomp profile of this name."""
+
+    code = "seccomp-not-found"
 
 
 class IdempotencyConflict(RequestError):
@@ -231,6 +250,12 @@ class NotARegularFile(FileError):
 
 class NotADirectory(FileError):
     code = "not-a-directory"
+
+
+class SymlinkInPath(FileError):
+    """The path is a symlink, or leads over one, and none is followed here."""
+
+    code = "symlink-in-path"
 
 
 class DirectoryNotEmpty(FileError):
@@ -352,6 +377,12 @@ class TooManyExecs(WorkloadError):
     code = "too-many-execs"
 
 
+class ProcessesStuck(WorkloadError):
+    """A process of the sandbox can be neither frozen nor killed in time."""
+
+    code = "processes-stuck"
+
+
 class TooManyProcesses(WorkloadError):
     """The sandbox has as many background processes, ended ones included, as it may."""
 
@@ -368,30 +399,6 @@ class SessionEnded(WorkloadError):
     """The session's interpreter has ended; ``detail["exit_code"]`` says how, where it is known."""
 
     code = "session-ended"
-
-
-class PortClosed(WorkloadError):
-    """Nothing in the sandbox listens on the port."""
-
-    code = "port-closed"
-
-
-class PortTimeout(WorkloadError):
-    """What listens on the port did not take the connection, or did not answer, in time."""
-
-    code = "port-timeout"
-
-
-class PortBroken(WorkloadError):
-    """What listens on the port hung up, or its answer is none of the protocol."""
-
-    code = "port-broken"
-
-
-class TooManyPortConnections(WorkloadError):
-    """The ports of the sandbox have as many connections as they may."""
-
-    code = "too-many-port-connections"
 
 
 class ExecSetupFailed(WorkloadError):

@@ -61,6 +61,23 @@ class ImageConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyFrom:
+    """What a sandbox is made with of another's files. ``paths`` are absolute and normal."""
+
+    sandbox: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeccompChoice:
+    """A profile on top of the one that all sandboxes have. ``name`` is "" for one that came with
+    the request; ``digest`` is of its content."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What the caller asked for, defaults filled in.
 
@@ -81,13 +98,21 @@ class SandboxSpec:
     """Made from this snapshot; ``image`` is the snapshot's then."""
     idle_timeout_s: float | None = None
     """Deleted once nothing was asked of it, and nothing ran in it, for so long."""
+    copy_from: CopyFrom | None = None
+    seccomp: SeccompChoice | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SandboxSpec:
-        return cls(**{**data, "limits": Limits(**data["limits"])})
+        given = data.get("copy_from")
+        copy_from = CopyFrom(given["sandbox"], tuple(given["paths"])) if given else None
+        chosen = data.get("seccomp")
+        seccomp = SeccompChoice(**chosen) if chosen else None
+        limits = Limits(**data["limits"])
+        own = {"limits": limits, "copy_from": copy_from, "seccomp": seccomp}
+        return cls(**{**data, **own})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +143,13 @@ class Truncate(StrEnum):
     HEAD = "head"
     TAIL = "tail"
     BOTH = "both"
+
+
+class Exclusive(StrEnum):
+    """What becomes of all other processes of the sandbox while one command has it to itself."""
+
+    KILL = "kill"
+    FREEZE = "freeze"
 
 
 class TimeoutReason(StrEnum):
@@ -161,6 +193,8 @@ class ExecRequest:
     """A terminal instead of pipes; all output is stdout then."""
     detach: bool = False
     """A client that goes does not end it."""
+    exclusive: Exclusive | None = None
+    """Run while nothing else does (``runtime/exclusive.py``)."""
 
 
 @dataclass(frozen=True, slots=True)

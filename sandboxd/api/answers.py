@@ -41,6 +41,8 @@ def sandbox_answer(view: SandboxView, *, node: str, enforcement: dict[str, Any])
         "state": view.state,
         "image": view.spec.image,
         "snapshot": view.spec.snapshot,
+        "copy_from": asdict(view.spec.copy_from) if view.spec.copy_from else None,
+        "seccomp": asdict(view.spec.seccomp) if view.spec.seccomp else None,
         "image_key": view.image_key,
         "run": view.spec.run,
         "name": view.spec.name,

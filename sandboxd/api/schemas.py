@@ -22,10 +22,21 @@ from pydantic import (
 
 from sandboxd.config import Config
 from sandboxd.images.store import NAME_MAX, NAME_PATTERN
-from sandboxd.model import ExecRequest, InlineFile, Limits, SandboxSpec, Truncate, TtySize
+from sandboxd.model import (
+    CopyFrom,
+    Exclusive,
+    ExecRequest,
+    InlineFile,
+    Limits,
+    SandboxSpec,
+    Truncate,
+    TtySize,
+)
 
 FILES_MAX: Final = 64
 """Inline files of one create: it waits for each of them."""
+PATHS_MAX: Final = 64
+"""Of one copy."""
 PATH_BYTES_MAX: Final = 4095
 """PATH_MAX of the kernel without its NUL."""
 
@@ -61,6 +72,9 @@ User = Annotated[
 ]
 Environment = Annotated[
     dict[Annotated[str, AfterValidator(_variable)], Text], Field(max_length=1024)
+]
+ProfileName = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 ]
 ImageName = Annotated[str, StringConstraints(max_length=NAME_MAX, pattern=f"^{NAME_PATTERN}$")]
 Hostname = Annotated[
@@ -144,6 +158,32 @@ class InlineFileBody(Body):
         return InlineFile(self.path, content, mode, self.user)
 
 
+class CopyFromBody(Body):
+    """Files of another sandbox of this node. It may run, be paused, or have failed; its processes
+    are frozen while its files are copied."""
+
+    sandbox: Annotated[str, Field(max_length=64)] = Field(
+        examples=["sb-w5t3d6c2nq4mzk7xq3v4y2a5pe"]
+    )
+    paths: Annotated[list[AbsolutePath], Field(min_length=1, max_length=PATHS_MAX)] = Field(
+        examples=[["/work", "/tmp/result.json"]]
+    )
+    """Files, or directories with all that is in them; after that the new sandbox has at each path
+    exactly what the other has, and all else as the image has it. A path that is a symlink, or leads
+    over one, is refused (`symlink-in-path`). Sockets and devices are left out."""
+
+    def to_copy(self) -> CopyFrom:
+        """Raises ValueError for ``/`` and for what has ``..`` in it."""
+        return CopyFrom(self.sandbox, tuple(_normal(path) for path in self.paths))
+
+
+def _normal(path: str) -> str:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts:
+        raise ValueError(f"copy_from.paths: {path!r} is the root, or has '..' in it")
+    return "/" + "/".join(parts)
+
+
 class CreateBody(Body):
     model_config = ConfigDict(
         json_schema_extra={
@@ -161,15 +201,33 @@ class CreateBody(Body):
     )
 
     image: ImageName | None = None
-    """Name of an image of this node, without ``.sif``; this or ``snapshot`` must be given."""
+    """Name of an image of this node, without ``.sif``; this, ``snapshot`` or ``copy_from`` must be
+    given."""
     snapshot: Annotated[str, Field(pattern=r"^sn-[a-z2-7]+$", max_length=64)] | None = None
     """A fork: begin from this snapshot, with its image."""
+    copy_from: CopyFromBody | None = None
+    """Begin from the image of another sandbox, with some of that one's files and nothing else of
+    it: how a verdict that counts is taken, since whatever else was changed there (an interpreter,
+    ``/etc/ld.so.preload``) stays behind."""
     run: Word = ""
     """Who owns it: a run can be listed and deleted as a whole."""
     name: Word = ""
     labels: Annotated[dict[Word, Word], Field(max_length=64)] = Field(default_factory=dict)
     env: Environment = Field(default_factory=dict)
     """On top of the image's."""
+    seccomp: ProfileName | dict[str, Any] | None = Field(
+        default=None,
+        examples=[
+            {
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "architectures": ["SCMP_ARCH_X86_64"],
+                "syscalls": [{"names": ["ptrace"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
+            }
+        ],
+    )
+    """A seccomp profile of its own: the name of one that the node has, or the ``linux.seccomp``
+    object of the OCI runtime specification. It is loaded on top of the node's own, so that it can
+    only take away, by every command just before its exec: it must allow ``execve``."""
     workdir: AbsolutePath | None = None
     """Where commands start; the image's if left out. Made if it is missing."""
     user: User | None = None
@@ -189,7 +247,11 @@ class CreateBody(Body):
 
     @model_validator(mode="after")
     def _one_origin(self) -> CreateBody:
-        if (self.image is None) == (self.snapshot is None):
+        if self.copy_from is not None:
+            if self.snapshot is not None:
+                raise ValueError("give either snapshot or copy_from")
+            self.copy_from.to_copy()
+        elif (self.image is None) == (self.snapshot is None):
             raise ValueError("give either image or snapshot")
         return self
 
@@ -197,6 +259,7 @@ class CreateBody(Body):
         return SandboxSpec(
             image=self.image or "",
             snapshot=self.snapshot,
+            copy_from=self.copy_from.to_copy() if self.copy_from else None,
             limits=self.limits.over(config.default_limits),
             run=self.run,
             name=self.name,
@@ -227,12 +290,27 @@ class FailureAnswer(Answer):
     retryable: bool
 
 
+class SeccompAnswer(Answer):
+    name: str
+    """Empty for a profile that came with the request."""
+    digest: str = Field(examples=["sha256:9f86d081884c7d659a2feaa0c55ad015"])
+
+
+class CopyFromAnswer(Answer):
+    sandbox: str
+    paths: list[str]
+
+
 class SandboxAnswer(Answer):
     id: str = Field(examples=["sb-w5t3d6c2nq4mzk7xq3v4y2a5pe"])
     state: Literal["creating", "running", "paused", "failed", "deleting"]
     image: str
     snapshot: str | None
     """What it was forked from."""
+    copy_from: CopyFromAnswer | None
+    """Which files of which sandbox it was made with."""
+    seccomp: SeccompAnswer | None
+    """The profile of its own that its commands run under, on top of the node's."""
     image_key: str
     """Names the very file that is mounted."""
     run: str
@@ -330,6 +408,11 @@ class ExecBody(Body):
     exec_id: ExecId | None = None
     """To kill it by, and to take up its stream; made up for a stream if left out. Not that of
     another command that runs in this sandbox."""
+    exclusive: bool | Literal["kill", "freeze"] = False
+    """Run it with nothing else alive in the sandbox: every other process, whoever started it, is
+    killed first (`true` or `"kill"`), or frozen until it has ended (`"freeze"`). Until then any
+    other command, session or file request is refused (`sandbox-exclusive`); those under way end by
+    signal 9. What the command leaves behind is killed before its answer."""
 
     @model_validator(mode="after")
     def _one_stdin(self) -> ExecBody:
@@ -339,6 +422,8 @@ class ExecBody(Body):
             raise ValueError("the command's first word must not be empty")
         if self.login and not isinstance(self.command, str):
             raise ValueError("login is for a command that is a string")
+        if self.exclusive and self.detach:
+            raise ValueError("an exclusive command cannot be detached")
         return self
 
     def stdin_bytes(self) -> bytes | None:
@@ -366,7 +451,14 @@ class ExecBody(Body):
             merge_stderr=self.merge_stderr,
             tty=self.tty.to_size() if self.tty else None,
             detach=self.detach,
+            exclusive=_exclusive(self.exclusive),
         )
+
+
+def _exclusive(asked: bool | str) -> Exclusive | None:
+    if isinstance(asked, str):
+        return Exclusive(asked)
+    return Exclusive.KILL if asked else None
 
 
 class ExecAnswer(Answer):

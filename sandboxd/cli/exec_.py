@@ -20,6 +20,7 @@ from sandboxd.client.results import ExecExit, ExecResult
 from sandboxd.client.sync import Client
 from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
+from sandboxd.model import Exclusive
 
 
 def exec_(
@@ -35,6 +36,10 @@ def exec_(
         bool,
         typer.Option("--detach", "-d", help="Start it in the background, and print its ID."),
     ] = False,
+    exclusive: Annotated[
+        Exclusive | None,
+        typer.Option(help="Run it with all other processes of the sandbox killed, or frozen."),
+    ] = None,
     as_json: options.Json = False,
     url: options.Url = None,
     token_file: options.TokenFile = None,
@@ -43,10 +48,14 @@ def exec_(
     """Run a command in a sandbox; its output comes as it is written, its exit status is ours. An
     interrupt kills it."""
     words = options.command_words(command)
-    how = options.exec_options(timeout_s=timeout, cwd=cwd, user=user, env=env, stdin=stdin)
+    how = options.exec_options(
+        timeout_s=timeout, cwd=cwd, user=user, env=env, stdin=stdin, exclusive=exclusive
+    )
     if detach:
-        if timeout is not None or stdin:
-            raise typer.BadParameter("a process in the background takes no --timeout or --stdin")
+        if timeout is not None or stdin or exclusive:
+            raise typer.BadParameter(
+                "a process in the background takes no --timeout, --stdin or --exclusive"
+            )
         with reporting(EXIT_NOT_RUN), options.daemon(url, token_file, config) as daemon:
             process = daemon.do(process_calls.start(sandbox, words, _background(how)))
         print_json(process) if as_json else typer.echo(process.id)

@@ -121,6 +121,7 @@ def exec_options(
     user: str | None,
     env: list[str] | None,
     stdin: bool,
+    exclusive: str | None = None,
 ) -> ExecOptions:
     """How to run it; what is not given is left to the daemon."""
     given: dict[str, Any] = {
@@ -129,6 +130,7 @@ def exec_options(
         "user": user,
         "env": _environment(env),
         "stdin": sys.stdin.buffer.read() if stdin else None,
+        "exclusive": exclusive,
     }
     options: Any = {name: value for name, value in given.items() if value is not None}
     chosen: ExecOptions = options

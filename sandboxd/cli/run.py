@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +33,13 @@ def run(
     memory_mb: Annotated[int | None, typer.Option(help="Limit.")] = None,
     disk_mb: Annotated[int | None, typer.Option(help="Limit of what it may write.")] = None,
     pids: Annotated[int | None, typer.Option(help="Limit.")] = None,
+    copy_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID:PATH",
+            help="With this file or directory of another sandbox; may be repeated.",
+        ),
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Do not delete the sandbox; its ID is told on stderr.")
     ] = False,
@@ -52,6 +59,8 @@ def run(
     given = {"cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
     limits = {name: value for name, value in given.items() if value is not None}
     like: CreateOptions = {"limits": limits} if limits else {}
+    if copy_from:
+        like["copy_from"] = _copy_from(copy_from)
     end: ExecExit
     with (
         reporting(EXIT_NOT_RUN),
@@ -73,6 +82,14 @@ def run(
     if as_json:
         print_json({"sandbox": created.info, "result": end})
     raise typer.Exit(end.exit_code if deleted else EXIT_NOT_RUN)
+
+
+def _copy_from(given: list[str]) -> dict[str, Any]:
+    pairs = [one.partition(":") for one in given]
+    sandboxes = {sandbox for sandbox, _, _ in pairs}
+    if len(sandboxes) != 1 or not all(path for _, _, path in pairs):
+        raise typer.BadParameter("it takes ID:PATH, of one sandbox", param_hint="--copy-from")
+    return {"sandbox": sandboxes.pop(), "paths": [path for _, _, path in pairs]}
 
 
 def _end(daemon: Client, created: Sandbox, keep: bool) -> bool:

@@ -51,10 +51,9 @@ class Address:
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
-        self.authorization = f"Bearer {token}"
         self._base = {
             "Host": httpx.URL(url).netloc.decode("ascii"),
-            "Authorization": self.authorization,
+            "Authorization": f"Bearer {token}",
             "Accept": "application/json",
             "User-Agent": "sandboxd-client",
         }

@@ -19,7 +19,6 @@ from typing import Any, Literal, Self, Unpack
 from sandboxd.client import calls, process_calls, run_calls, session_calls
 from sandboxd.client.aio_driver import AsyncDriver
 from sandboxd.client.aio_files import AsyncSandboxFiles
-from sandboxd.client.aio_port import AsyncSandboxPorts
 from sandboxd.client.aio_process import AsyncProcess
 from sandboxd.client.aio_run import AsyncRun
 from sandboxd.client.aio_session import AsyncSession
@@ -229,7 +228,7 @@ class Pending(Awaitable["AsyncSandbox"]):
         await self._sandbox.__aexit__(kind, error, traceback)
 
 
-class AsyncSandbox(AsyncSandboxFiles, AsyncSandboxPorts):
+class AsyncSandbox(AsyncSandboxFiles):
     """One sandbox. Made by ``create`` or ``connect``, here or at an ``AsyncClient``.
 
     As a context manager: one that was created is deleted at the end, one that was connected to is
@@ -244,7 +243,7 @@ class AsyncSandbox(AsyncSandboxFiles, AsyncSandboxPorts):
         owned: bool = False,
         owns_client: bool = False,
     ) -> None:
-        self._client = client
+        self._client: AsyncClient = client
         self._owned = owned
         self._owns_client = owns_client
         self.info = info
@@ -350,6 +349,17 @@ class AsyncSandbox(AsyncSandboxFiles, AsyncSandboxPorts):
         """Keep its files as they are now. With live processes: refused, or they are killed first,
         or what was written is copied while they are frozen."""
         return await self._client.do(calls.snapshot(self.id, name, on_running, ttl_s))
+
+    def copy(self, *paths: str, **options: Unpack[CreateOptions]) -> Pending:
+        """A new sandbox of the same image with these of its files and directories, and nothing else
+        of it: what a verdict is taken in. Its processes are frozen meanwhile."""
+        given: CreateOptions = {**options, "copy_from": {"sandbox": self.id, "paths": paths}}
+
+        async def make() -> AsyncSandbox:
+            info = await self._client.do(calls.create(None, given))
+            return AsyncSandbox(self._client, info, owned=True)
+
+        return Pending(make())
 
     async def reset(self, snapshot: Snapshot | str | None = None) -> SandboxInfo:
         """Kill all its processes and begin anew, from the bare image or a snapshot."""

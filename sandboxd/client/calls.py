@@ -95,6 +95,9 @@ class ExecOptions(TypedDict, total=False):
     """Both streams as ``stdout``, in the order in which they were written."""
     detach: bool
     """Let it go on when this client goes."""
+    exclusive: bool | Literal["kill", "freeze"]
+    """With nothing else alive in the sandbox: all other processes are killed first (True), or
+    frozen until it has ended."""
     tty: Mapping[str, int]
     """A terminal of ``cols`` and ``rows``; all that is written to it comes as ``stdout``."""
     exec_id: str
@@ -124,6 +127,10 @@ class CreateOptions(TypedDict, total=False):
     hostname: str
     files: Mapping[str, str | bytes]
     """Small files by path, there from the start."""
+    seccomp: str | Mapping[str, Any]
+    """A profile of its own, by name or as OCI's ``linux.seccomp``: it can only take away."""
+    copy_from: Mapping[str, Any]
+    """``sandbox`` and ``paths``: these files of another one, which must have the same image."""
     wait_s: float
     """How long the node may keep the request waiting for room."""
     idempotency_key: str
@@ -136,7 +143,7 @@ class CreateOptions(TypedDict, total=False):
 def create(
     image: str | None, options: CreateOptions, snapshot: str | None = None
 ) -> Call[SandboxInfo]:
-    """From an image, or from a snapshot."""
+    """From an image, or from a snapshot, or (with ``copy_from``) from another's image."""
     body, key = _create_body(image, options, snapshot)
     return Call(
         "POST",
@@ -169,7 +176,7 @@ def _create_body(
     image: str | None, options: CreateOptions, snapshot: str | None
 ) -> tuple[dict[str, Any], str]:
     """A create's body and its idempotency key."""
-    begin = {"image": image} if snapshot is None else {"snapshot": snapshot}
+    begin = {"snapshot": snapshot} if snapshot else {"image": image} if image else {}
     body: dict[str, Any] = {**begin, **options}
     key = body.pop("idempotency_key", None) or uuid.uuid4().hex
     if "files" in body:

@@ -31,6 +31,10 @@ class SandboxInfo:
     image_key: str
     snapshot: str | None
     """What it began as, if not as the bare image."""
+    copy_from: dict[str, Any] | None
+    """``sandbox`` and ``paths``: the files of another one that it was made with."""
+    seccomp: dict[str, str] | None
+    """``name`` and ``digest`` of a profile of its own."""
     run: str
     name: str
     labels: dict[str, str]

@@ -1,5 +1,4 @@
-"""The blocking client: ``Client`` and ``Sandbox``. No event loop; no thread but a
-forward's."""
+"""The blocking client: ``Client`` and ``Sandbox``. No event loop, no thread."""
 
 from __future__ import annotations
 
@@ -33,7 +32,6 @@ from sandboxd.client.run_calls import LEASE_S, DrainInfo, RunEnd, RunInfo, RunOp
 from sandboxd.client.session_calls import SessionInfos, SessionOptions
 from sandboxd.client.sync_driver import Driver
 from sandboxd.client.sync_files import SandboxFiles
-from sandboxd.client.sync_port import SandboxPorts
 from sandboxd.client.sync_process import Process
 from sandboxd.client.sync_run import Run
 from sandboxd.client.sync_session import Session
@@ -182,7 +180,7 @@ class Client(Driver):
         return self.do(calls.reload())
 
 
-class Sandbox(SandboxFiles, SandboxPorts):
+class Sandbox(SandboxFiles):
     """One sandbox. Made by ``create`` or ``connect``, here or at a ``Client``.
 
     As a context manager: one that was created is deleted at the end, one that was connected to is
@@ -192,7 +190,7 @@ class Sandbox(SandboxFiles, SandboxPorts):
     def __init__(
         self, client: Client, info: SandboxInfo, *, owned: bool = False, owns_client: bool = False
     ) -> None:
-        self._client = client
+        self._client: Client = client
         self._owned = owned
         self._owns_client = owns_client
         self.info = info
@@ -292,6 +290,12 @@ class Sandbox(SandboxFiles, SandboxPorts):
         """Keep its files as they are now. With live processes: refused, or they are killed first,
         or what was written is copied while they are frozen."""
         return self._client.do(calls.snapshot(self.id, name, on_running, ttl_s))
+
+    def copy(self, *paths: str, **options: Unpack[CreateOptions]) -> Sandbox:
+        """A new sandbox of the same image with these of its files and directories, and nothing else
+        of it: what a verdict is taken in. Its processes are frozen meanwhile."""
+        given: CreateOptions = {**options, "copy_from": {"sandbox": self.id, "paths": paths}}
+        return Sandbox(self._client, self._client.do(calls.create(None, given)), owned=True)
 
     def reset(self, snapshot: Snapshot | str | None = None) -> SandboxInfo:
         """Kill all its processes and begin anew, from the bare image or a snapshot."""

@@ -11,7 +11,7 @@
  *      while still PID 1's id, so that fds in flight are not charged to the sandbox's; or likewise
  *      a terminal, which then belongs to the user;
  *   5. limits; every fd but 0-2 (and STATUS_FD) closed, then the user's ids (nothing needs a capability after that);
- *   6. the working directory, as the user; exec.
+ *   6. the working directory, as the user; the sandbox's own filter, where it has one; exec.
  * Close-on-exec alone would be too late: a working directory, program or ELF interpreter that is (or
  * is a symlink of the sandbox's to) /proc/self/fd/N would lead into the host's mounts through the
  * descriptor of a cgroup directory, as in CVE-2024-21626.
@@ -270,6 +270,11 @@ _Noreturn void exec_child(struct child *self, struct inbox *in) {
         command.envp[command.req.envc] = home;
     }
     umask(command.req.umask);
+    /* Last, as it may refuse all but the exec; with PID 1's own the stricter answer counts. */
+    if (self->filter && sys_load_filter(self->filter, self->filter_len)) {
+        fail_at(fail, STEP_SECCOMP, 2);
+        give_up();
+    }
     const char *what = command.argv[0];
     if (command.flags & EXEC_SHELL)
         what = run_shell();

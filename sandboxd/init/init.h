@@ -79,7 +79,9 @@ struct child {
     int root_fd;   /* the sandbox's root, O_PATH */
     int proc_fd;   /* its /proc and /dev as mounted by PID 1, whatever the root holds now */
     int dev_fd;
-    uint32_t cgroup; /* the serial of its exec */
+    uint32_t cgroup;       /* the serial of its exec */
+    const uint8_t *filter; /* on top of PID 1's own; NULL: none */
+    uint32_t filter_len;
 };
 
 /* wire.c */

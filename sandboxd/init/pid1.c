@@ -20,6 +20,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -43,6 +44,8 @@ static struct record *records;
 static int epoll_fd, signal_fd, root_fd = -1;
 static struct kernel_mounts mounts;
 static bool is_set_up, has_root, retry, more_to_reap;
+static uint8_t *own_filter; /* of the commands of this sandbox alone, not of PID 1 */
+static uint32_t own_filter_len;
 
 int loop_watch(int fd, enum source source, uint32_t index, uint32_t events, int op) {
     struct epoll_event event = {.events = events, .data.u64 = (uint64_t)source << 32 | index};
@@ -127,7 +130,9 @@ static void start(uint32_t client, struct inbox *in) {
     struct child child = {.client_fd = clients[client].fd,
                           .root_fd = root_fd,
                           .proc_fd = mounts.fd[0],
-                          .dev_fd = mounts.fd[2]};
+                          .dev_fd = mounts.fd[2],
+                          .filter = own_filter,
+                          .filter_len = own_filter_len};
     if (!has_root || table_start(client, in, &child, &fail))
         answer(client, R_FAILED, in->head.id, &fail);
 }
@@ -159,30 +164,6 @@ static void attach(uint32_t client, struct inbox *in) {
     clients[i] = (struct client){.fd = in->fds[0]};
     in->fd_count = 0;
     answer(client, R_DONE, in->head.id, NULL);
-}
-
-/* The asker connects it. Not held where its queue is full: an asker that takes no answers needs no
- * socket. */
-static void make_socket(uint32_t client, const struct inbox *in) {
-    struct failure fail = {STEP_SOCKET, 0, EBADMSG, 0};
-    struct socket_req req;
-    if (in->head.len != sizeof req) {
-        answer(client, R_FAILED, in->head.id, &fail);
-        return;
-    }
-    memcpy(&req, in->payload, sizeof req);
-    int fd = -1;
-    errno = EAFNOSUPPORT;
-    if (req.family == AF_INET || req.family == AF_INET6)
-        fd = socket((int)req.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool sent = fd >= 0 &&
-                !wire_send(clients[client].fd, R_DONE, in->head.id, NULL, 0, &fd, 1, MSG_DONTWAIT);
-    if (!sent) {
-        fail_at(&fail, STEP_SOCKET, 1);
-        answer(client, R_FAILED, in->head.id, &fail);
-    }
-    if (fd >= 0)
-        close(fd);
 }
 
 static int join_cgroups(struct inbox *in, struct failure *fail) {
@@ -255,6 +236,20 @@ static int take_root(struct inbox *in, struct failure *fail) {
     return has_root ? 0 : fail_at(fail, STEP_ROOT_PIVOT, 1);
 }
 
+static int take_filter(const struct inbox *in, struct failure *fail) {
+    errno = EBADMSG;
+    if (own_filter || !in->head.len || in->head.len % 8 || in->head.len > sizeof node.filter)
+        return fail_at(fail, STEP_MESSAGE, 8);
+    void *pages =
+        mmap(NULL, in->head.len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED)
+        return fail_at(fail, STEP_SECCOMP, 3);
+    memcpy(pages, in->payload, in->head.len);
+    own_filter = pages;
+    own_filter_len = in->head.len;
+    return 0;
+}
+
 static void handle(uint32_t client, struct inbox *in) {
     struct failure fail = {0, 0, 0, 0};
     bool launcher = client == 0;
@@ -264,12 +259,13 @@ static void handle(uint32_t client, struct inbox *in) {
         kill_exec(client, in);
     } else if (in->head.type == M_ATTACH && launcher) {
         attach(client, in);
-    } else if (in->head.type == M_SOCKET) {
-        make_socket(client, in);
     } else if (in->head.type == M_PING) {
         answer(client, R_DONE, in->head.id, NULL);
-    } else if ((in->head.type == M_SETUP || in->head.type == M_ROOT) && launcher) {
-        int r = in->head.type == M_SETUP ? set_up(in, &fail) : take_root(in, &fail);
+    } else if ((in->head.type == M_SETUP || in->head.type == M_ROOT || in->head.type == M_FILTER) &&
+               launcher) {
+        int r = in->head.type == M_SETUP  ? set_up(in, &fail)
+                : in->head.type == M_ROOT ? take_root(in, &fail)
+                                          : take_filter(in, &fail);
         answer(client, r ? R_FAILED : R_DONE, in->head.id, r ? &fail : NULL);
     } else {
         answer_failure(client, in->head.id, 4, EBADMSG);

@@ -14,6 +14,8 @@
  *            ---- M_ROOT --------------------------------->           fds: overlay mount
  *            <--- R_DONE | R_FAILED -------------------------
  *            ---- M_ATTACH ------------------------------->           fds: one end of a new control socket
+ *            ---- M_FILTER ------------------------------->           struct sock_filter[]: one more, for
+ *            <--- R_DONE | R_FAILED -------------------------         every exec from here on
  *
  *   any control socket of this PID 1 (the launcher's own or an attached one):
  *            ---- M_EXEC --------------------------------->           fds: [payload memfd]
@@ -24,8 +26,6 @@
  *            <--- R_EXIT ---------------------------------
  *            ---- M_KILL --------------------------------->
  *            <--- R_GONE ---------------------------------  (tree and SIGKILL only, when none is left)
- *            ---- M_SOCKET ------------------------------->
- *            <--- R_DONE | R_FAILED -----------------------           fds: the socket
  *
  * `id` is chosen by whoever asks and is unique on its own socket. When a control socket closes, what
  * was started over it is killed, but for execs with EXEC_DETACH. When the launcher's closes, PID 1
@@ -60,7 +60,7 @@ enum msg_type {
     M_FILE = 20,
     M_KILL = 21,
     M_PING = 22,
-    M_SOCKET = 23,
+    M_FILTER = 23,
     Z_READY = 64,
     Z_CLONED = 65,
     R_DONE = 80,
@@ -239,12 +239,6 @@ struct kill_req {
     uint32_t scope;
 };
 
-/* M_SOCKET: a TCP socket of the sandbox's network namespace, close-on-exec and non-blocking, which is
- * whose it is wherever it is used: nothing of the sandbox runs to make it. */
-struct socket_req {
-    uint32_t family; /* AF_INET or AF_INET6 */
-};
-
 /* Where a set-up failed. STEP_NONE means it did not. `index` says which of several. */
 enum step {
     STEP_NONE = 0,
@@ -300,7 +294,6 @@ enum step {
     STEP_FILE_CHANGED, /* by another process while it was being read, moved or removed */
     STEP_ARCHIVE,
     STEP_TTY,
-    STEP_SOCKET,
     STEP_COUNT
 };
 

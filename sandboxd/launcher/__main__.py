@@ -38,6 +38,7 @@ from sandboxd.launcher.slots import Slots
 from sandboxd.launcher.snapshots import Snapshots
 from sandboxd.launcher.staging import Staging
 from sandboxd.launcher.sweep import Sweep
+from sandboxd.launcher.transfers import Transfers, copier_handlers
 from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
@@ -152,7 +153,7 @@ def _serve(
     mount_worker = Lanes(loop, "mounter", mounts)
     prober = Lanes(loop, "prober", mounts)
     burial = Worker(loop, "undertaker", undertaker.handlers)
-    copier = Worker(loop, "copier", mounter.copier_handlers)
+    copier = Worker(loop, "copier", copier_handlers)
     output_worker = Worker(loop, "spooler", body=spooler.main)
     for worker in (mount_worker, prober, burial, copier, output_worker):
         worker.start()
@@ -207,7 +208,15 @@ def _serve(
         )
         # One is made before the node says it serves: whatever cannot be set up here fails now.
         slots.add((yield from slots.make(skeleton.SHM_MB)))
-        server.start(sandboxes, images, slots, snapshots, output_worker)
+        transfers = Transfers(loop, sandboxes=sandboxes, copier=copier)
+        server.start(
+            sandboxes=sandboxes,
+            images=images,
+            slots=slots,
+            snapshots=snapshots,
+            transfers=transfers,
+            spooler=output_worker,
+        )
         loop.spawn(slots.keep_house())
         loop.spawn(primer.keep_house())
         host.tell_ready()

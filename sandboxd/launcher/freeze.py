@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sandboxd.errors import NodeError
+from sandboxd.errors import ProcessesStuck
 from sandboxd.launcher.cgroups import SandboxCgroups
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.linux import cgroup
@@ -26,7 +26,7 @@ FREEZE_TIMEOUT_S: Final = 5.0
 def freeze(loop: Loop, cgroups: SandboxCgroups) -> Task[int]:
     """Freeze every exec; returns how many cgroups that were.
 
-    Raises NodeError, with everything thawed again, where one cannot be frozen in time.
+    Raises ProcessesStuck, with everything thawed again, where one cannot be frozen in time.
     """
     deadline = time.monotonic() + FREEZE_TIMEOUT_S
     pause_s = 0.0005
@@ -39,7 +39,7 @@ def freeze(loop: Loop, cgroups: SandboxCgroups) -> Task[int]:
             return len(execs)
         if time.monotonic() > deadline:
             thaw(cgroups)
-            raise NodeError("a process of the sandbox cannot be frozen now")
+            raise ProcessesStuck("a process of the sandbox cannot be frozen now")
         yield from loop.sleep(pause_s)
         pause_s = min(pause_s * 2, 0.05)
 

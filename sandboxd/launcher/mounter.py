@@ -15,7 +15,6 @@ from typing import Any
 
 from sandboxd.launcher.worker import Handler
 from sandboxd.linux import mount
-from sandboxd.rootfs.copy import copy_into, copy_layer
 from sandboxd.rootfs.overlay import make_overlay_of_attached, make_root
 
 
@@ -84,15 +83,3 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
         }
 
     return build
-
-
-def copier_handlers() -> Mapping[str, Handler]:
-    """Of a worker of its own: a copy takes as long as there is to copy, and nobody shall wait."""
-
-    def copy(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
-        if len(fds) > 1:  # into a layer that was made already
-            copy_into(fds[0], fds[1])
-            return {}, ()
-        return {}, (copy_layer(fds[0], request["size_bytes"], request["inodes"]),)
-
-    return {"copy": copy}

@@ -215,8 +215,16 @@ class Pid1:
         payload = b"" if hostname is None else wire.cstrings([hostname])
         return self._channel.send(MsgType.M_ROOT, payload, fds=[overlay_fd], flags=flags)
 
+    def take_filter(self, program: bytes) -> Promise[Answer]:
+        """Send M_FILTER, once at most."""
+        return self._channel.send(MsgType.M_FILTER, program)
+
     def attach(self, sock: socket.socket) -> Promise[Answer]:
         return self._channel.send(MsgType.M_ATTACH, fds=[sock.fileno()])
+
+    def ping(self) -> Promise[Answer]:
+        """Answered once PID 1 has dealt with all that was sent to it before."""
+        return self._channel.send(MsgType.M_PING)
 
     def start(self, flags: int, payload_fd: int, listener: Listener) -> int:
         """Send M_EXEC with the payload that a daemon made; returns the exec's id."""

@@ -23,6 +23,7 @@ from sandboxd.errors import (
     ProcessExists,
     ProcessNotFound,
     SandboxDead,
+    SandboxExclusive,
     SandboxLost,
     TooManyProcesses,
 )
@@ -109,6 +110,8 @@ class Processes:
         mine = self._table.setdefault(sandbox.id, {})
         if sandbox.slot is None or sandbox.state is not SandboxState.RUNNING:
             raise SandboxLost("the sandbox is dead", reason=sandbox.reason)
+        if sandbox.exclusive:
+            raise SandboxExclusive("an exclusive command has the sandbox to itself")
         if message["process"] in mine:
             raise ProcessExists(f"there is a process {message['process']!r}")
         if len(mine) >= int(message["most"]):

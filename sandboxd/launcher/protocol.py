@@ -19,8 +19,10 @@ mount      ``key name digest sif_offset`` (fd: the SIF)           ``key`` when f
 unmount    ``key``                                                ``key``; error ``image-in-use``
 images     -                                                      ``images: [{key name digest pid
                                                                   users}]``
-create     ``sandbox images:[key, ...] limits hostname meta``     ``sandbox pid phases
-                                                                  oom_kill_path`` (fd: control)
+create     ``sandbox images:[key, ...] limits hostname meta       ``sandbox pid phases
+           copy_from: {sandbox paths}`` (base64, relative to the  oom_kill_path`` (fd: control)
+           root; or null: ``transfers.py``)
+           (fd: none, or a seccomp program of its own)
 attach     ``sandbox``                                            ``sandbox oom_kill_path``
                                                                   (fd: control)
 list       ``after`` (a sandbox id, or "")                        ``sandboxes more``
@@ -30,8 +32,7 @@ keep       ``name record`` (an object; null: no more)             -
 kept       ``after`` (a name, or "")                              ``kept: [[name, record]] more``
 freeze     ``sandbox frozen`` (a boolean)                         ``execs`` once all are frozen
 kill-exec  ``sandbox cgroup`` (of ``R_STARTED``)                  -
-probe      ``sandbox``                                            ``answer``: whether its images'
-                                                                  servers do, asked now
+exclusive  ``sandbox how``, see ``exclusive.py``                  ``execs`` once it is so
 usage      ``sandbox``                                            figures, see ``usage.py``
 process-…  see below
 ========== ====================================================== =================================

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,9 @@ from sandboxd.model import Limits
 ROOT_TIMEOUT_S: Final = 10.0
 SMALLEST_UPPER_BYTES: Final = 1024 * 1024
 
+Fill = Callable[[int], Task[dict[str, float]]]
+"""Puts files into a root, given its mount, before its PID 1 has it; what it did, by name."""
+
 
 @dataclass(eq=False, slots=True)
 class Root:
@@ -32,6 +35,10 @@ class Root:
     stack: Stack
     upper: Layer
     overlay_key: str
+    overlay_fd: int
+    """Its mount, to copy from (``transfers.py``). Never the last reference, as the undertaker has
+    another."""
+    filled: dict[str, float]
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -88,6 +95,7 @@ class Roots:
         *,
         hostname: str | None = None,
         flags: int = 0,
+        fill: Fill | None = None,
     ) -> Task[Root]:
         """Make it the root of a slot's PID 1. The stack's layers must be shared already.
 
@@ -96,14 +104,13 @@ class Roots:
         reply = yield from self._loop.wait(asked, ROOT_TIMEOUT_S, "mounting the root")
         overlay_fd, layer_fd = reply.fds
         upper = self._layers.adopt(layer_fd, reply.value.get("layer"))
-        root = Root(stack, upper, f"r{next(self._keys)}")
+        root = Root(stack, upper, f"r{next(self._keys)}", overlay_fd, {})
+        # Before PID 1 has it: or PID 1's death could be the one that pays.
+        self._undertaker.request("hold", (overlay_fd,), key=root.overlay_key)
         try:
-            # Before PID 1 has it: or PID 1's death could be the one that pays.
-            self._undertaker.request("hold", (overlay_fd,), key=root.overlay_key)
+            if fill is not None:
+                root.filled = yield from fill(overlay_fd)
             done = slot.pid1.take_root(overlay_fd, hostname, flags)
-        finally:
-            os.close(overlay_fd)
-        try:
             yield from slot.pid1.check(done, "root swap")
         except BaseException:
             self.drop_overlay(root)
@@ -117,6 +124,7 @@ class Roots:
 
     def drop_overlay(self, root: Root) -> None:
         """After PID 1 has let go of it. The layers are another matter."""
+        os.close(root.overlay_fd)
         self._undertaker.request("drop", key=root.overlay_key)
 
     def drop(self, root: Root) -> None:

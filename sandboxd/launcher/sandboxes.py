@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -24,6 +24,7 @@ from sandboxd.errors import (
     NodeError,
     SandboxBusy,
     SandboxdError,
+    SandboxExclusive,
     SandboxExists,
     SandboxLost,
     SandboxNotFound,
@@ -37,7 +38,7 @@ from sandboxd.launcher.layers import Layers, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.primer import Primer
 from sandboxd.launcher.protocol import SandboxRow
-from sandboxd.launcher.roots import Root, Roots
+from sandboxd.launcher.roots import Fill, Root, Roots
 from sandboxd.launcher.slots import Outfit, Slot, Slots
 from sandboxd.model import Limits, SandboxState
 from sandboxd.rootfs import skeleton
@@ -47,7 +48,7 @@ T = TypeVar("T")
 DEPTH_MAX: Final = 32
 """Layers below a sandbox's own. OverlayFS takes 500; each costs look-ups of what is not there."""
 
-_SERVER_DIED: Final = {errno.ENOTCONN, errno.ECONNABORTED}
+SERVER_DIED: Final = {errno.ENOTCONN, errno.ECONNABORTED}
 """What a mount above an image says whose server has died, before its death is noticed."""
 
 DEATH_TIMEOUT_S: Final = 60.0
@@ -71,6 +72,11 @@ class Sandbox:
     changing: Promise[Any] | None = None
     """A reset or snapshot under way: one at a time, and a delete waits for it."""
     deleting: Promise[Any] | None = None
+    filter: bytes = b""
+    """One more seccomp program for its commands, on top of the one that all sandboxes have."""
+    paused: bool = False
+    exclusive: bool = False
+    """One command has it to itself: nothing else is started (``exclusive.py``)."""
 
 
 class Sandboxes:
@@ -101,24 +107,35 @@ class Sandboxes:
         return sandbox
 
     def create(
-        self, request: dict[str, Any], stack: Stack
+        self,
+        request: dict[str, Any],
+        stack: Stack,
+        *,
+        fill: Fill | None = None,
+        program: bytes = b"",
     ) -> Task[tuple[Sandbox, dict[str, float], int]]:
         """Make a sandbox on a stack: itself, milliseconds by phase, a control socket's fd.
 
-        Raises SandboxExists, ImageUnavailable, DiskFull, SandboxSetupError, SandboxLost, NodeError.
+        Raises SandboxExists, ImageUnavailable, DiskFull, SandboxSetupError, SandboxLost, NodeError,
+        and what ``fill`` raises.
         """
         name = request["sandbox"]
         if name in self.by_id:
             raise SandboxExists(f"there is a sandbox {name}")
         mounted = [self._images.mounted(key) for key in stack.images]
         sandbox = Sandbox(
-            name, request["meta"], Limits(**request["limits"]), request["hostname"], stack.images
+            name,
+            request["meta"],
+            Limits(**request["limits"]),
+            request["hostname"],
+            stack.images,
+            filter=program,
         )
         self.by_id[name] = sandbox
         for image in mounted:
             image.sandboxes.add(name)
         try:
-            phases = yield from self.give_root(sandbox, stack)
+            phases = yield from self.give_root(sandbox, stack, fill)
             if sandbox.reason == "image-lost":
                 # It died while there was no PID 1 yet that could have been killed for it.
                 raise ImageUnavailable("the image's server died")
@@ -131,12 +148,15 @@ class Sandboxes:
         sandbox.state = SandboxState.RUNNING
         return sandbox, phases, self._control(sandbox)
 
-    def give_root(self, sandbox: Sandbox, stack: Stack) -> Task[dict[str, float]]:
+    def give_root(
+        self, sandbox: Sandbox, stack: Stack, fill: Fill | None = None
+    ) -> Task[dict[str, float]]:
         """A slot with a fresh root on ``stack`` becomes the sandbox's; milliseconds by phase."""
         clock = _Clock()
         names = [self._images.mounted(key).name for key in stack.images]
         limits = sandbox.limits
-        outfit = None if stack.layers else Outfit(tuple(names), limits)
+        # A root that is there already is one that somebody could run in: nothing is put into it.
+        outfit = None if stack.layers or fill else Outfit(tuple(names), limits)
         slot = self._slots.take(outfit) if limits.shm_mb == skeleton.SHM_MB else None
         self._layers.share(stack.layers)
         try:
@@ -146,7 +166,11 @@ class Sandboxes:
                 slot.on_death = lambda: self._died(sandbox)
                 clock.lap("slot")
             else:
-                yield from self._dress(sandbox, stack, names, slot, clock)
+                yield from self._dress(sandbox, stack, names, slot, clock, fill=fill)
+            if sandbox.filter:
+                assert sandbox.slot is not None
+                taken = sandbox.slot.pid1.take_filter(sandbox.filter)
+                yield from sandbox.slot.pid1.check(taken, "the sandbox's filter")
         except BaseException:
             self._layers.release(stack.layers)
             raise
@@ -161,6 +185,8 @@ class Sandboxes:
         names: Sequence[str],
         slot: Slot | None,
         clock: _Clock,
+        *,
+        fill: Fill | None,
     ) -> Task[None]:
         """Give a slot, made now if there is none, the sandbox's limits and root."""
         # Asked for before anything is waited for: it is made while a slot is limited, or made.
@@ -180,12 +206,14 @@ class Sandboxes:
                 self._slots.discard(slot)
             raise
         hostname = sandbox.hostname if sandbox.hostname != skeleton.HOSTNAME else None
-        sandbox.root = yield from self._roots.put(slot, stack, asked, hostname=hostname)
+        sandbox.root = yield from self._roots.put(slot, stack, asked, hostname=hostname, fill=fill)
         if slot.root is not None:
             # Primed for somebody else.
             self._roots.drop(slot.root)
             slot.root = None
         clock.lap("root")
+        if fill is not None:
+            clock.laps["copy"] = sandbox.root.filled["ms"]
 
     def _control(self, sandbox: Sandbox) -> int:
         """The control socket that came with the slot."""
@@ -196,7 +224,7 @@ class Sandboxes:
 
     def _failure(self, sandbox: Sandbox, error: BaseException) -> SandboxdError:
         """What a set-up that ended with ``error`` is called."""
-        died = isinstance(error, OSError) and error.errno in _SERVER_DIED
+        died = isinstance(error, OSError) and error.errno in SERVER_DIED
         if died or sandbox.reason == "image-lost":
             return ImageUnavailable("the image's server died")
         if isinstance(error, SandboxdError):
@@ -221,12 +249,19 @@ class Sandboxes:
 
     # --- changing its root -------------------------------------------------------------------
 
-    def change(self, sandbox: Sandbox, steps: Task[T]) -> Task[T]:
-        """Run ``steps`` on a running sandbox, as the only ones to change it.
+    def change(
+        self,
+        sandbox: Sandbox,
+        steps: Task[T],
+        states: Collection[SandboxState] = (SandboxState.RUNNING,),
+    ) -> Task[T]:
+        """Run ``steps`` on a sandbox in one of ``states``, as the only ones to change it.
 
-        Raises SandboxBusy, SandboxLost, and what the steps raise.
+        Raises SandboxBusy, SandboxExclusive, SandboxLost, and what the steps raise.
         """
-        if sandbox.state is not SandboxState.RUNNING:
+        if sandbox.exclusive:
+            raise SandboxExclusive("an exclusive command has the sandbox to itself")
+        if sandbox.state not in states:
             raise SandboxLost("the sandbox is not running", reason=sandbox.reason)
         if sandbox.changing is not None:
             raise SandboxBusy("the sandbox is being changed already")

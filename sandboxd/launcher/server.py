@@ -21,6 +21,7 @@ from sandboxd.launcher.processes import Process, Processes
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
 from sandboxd.launcher.slots import Slots
 from sandboxd.launcher.snapshots import Snapshots
+from sandboxd.launcher.transfers import Transfers
 from sandboxd.launcher.verbs import Answer, Verbs
 from sandboxd.launcher.worker import Worker
 
@@ -45,10 +46,12 @@ class Server:
 
     def start(
         self,
+        *,
         sandboxes: Sandboxes,
         images: Images,
         slots: Slots,
         snapshots: Snapshots,
+        transfers: Transfers,
         spooler: Worker,
     ) -> None:
         self._sandboxes = sandboxes
@@ -59,6 +62,7 @@ class Server:
             images=images,
             slots=slots,
             snapshots=snapshots,
+            transfers=transfers,
             processes=Processes(self._loop, spooler, self._process_exited),
         )
         self._loop.add_reader(self._listener.fileno(), self._accept)

@@ -8,11 +8,19 @@ copied while they are frozen, as the caller chose.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from typing import Any, Final
 
-from sandboxd.errors import NodeError, RequestError, SandboxRunning, SnapshotNotFound
+from sandboxd.errors import (
+    DiskFull,
+    NodeError,
+    RequestError,
+    SandboxRunning,
+    SnapshotNotFound,
+    TreeTooLarge,
+)
 from sandboxd.init.protocol import RootFlag
 from sandboxd.launcher import freeze
 from sandboxd.launcher.layers import Layer, Layers, Snapshot, Stack
@@ -23,6 +31,9 @@ from sandboxd.launcher.worker import Worker
 from sandboxd.model import Limits
 
 COPY_TIMEOUT_S: Final = 120.0
+
+_BY_ITS_FILES: Final = {errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG}
+"""What a copy fails with for the shape of a sandbox's tree."""
 
 
 class Snapshots:
@@ -95,6 +106,12 @@ class Snapshots:
             yield from freeze.freeze(self._loop, cgroups)
             copy = yield from self._copy_layer(root.upper, sandbox.limits)
         except (OSError, TimeoutError) as error:
+            if isinstance(error, OSError) and error.errno in _BY_ITS_FILES:
+                raise TreeTooLarge(
+                    "its directories are too deep to be copied", hint="use on_running: kill"
+                ) from error
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise DiskFull("what was written does not fit a second time") from error
             raise NodeError(f"the layer could not be copied: {error}") from error
         finally:
             freeze.thaw(cgroups)

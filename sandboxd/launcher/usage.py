@@ -36,6 +36,14 @@ def usage(cgroups: SandboxCgroups) -> Figures:
     return figures | _io(cgroups.v2 / "io.stat")
 
 
+def pids(cgroups: SandboxCgroups) -> int | None:
+    """Tasks alive or not reaped, without PID 1."""
+    path = cgroups.v1.get("pids")
+    if path is None and "pids" in cgroups.node.v2_controllers:
+        path = cgroups.v2
+    return _pids(LimitsV2() if path == cgroups.v2 else LimitsV1(), path)["pids"]
+
+
 def disk_usage(root: Root | None) -> Figures:
     """Use and size of the writable layer; of its own upper where the sandbox stands on a snapshot.
 

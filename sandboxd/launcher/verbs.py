@@ -10,7 +10,7 @@ from typing import Any
 from sandboxd.errors import NodeError, RequestError, SandboxdError
 from sandboxd.init.fingerprint import fingerprint
 from sandboxd.init.protocol import KillScope
-from sandboxd.launcher import freeze, protocol, usage
+from sandboxd.launcher import exclusive, freeze, protocol, usage
 from sandboxd.launcher.images import Images
 from sandboxd.launcher.kept import Kept
 from sandboxd.launcher.layers import Stack
@@ -19,6 +19,8 @@ from sandboxd.launcher.processes import Processes
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
 from sandboxd.launcher.slots import Slot, Slots
 from sandboxd.launcher.snapshots import Snapshots
+from sandboxd.launcher.transfers import Transfers
+from sandboxd.linux.seccomp import PROGRAM_BYTES_MAX
 
 Answer = tuple[dict[str, Any], tuple[int, ...]]
 """The answer's ``ok``, and descriptors that go with it and are closed once sent."""
@@ -35,6 +37,7 @@ class Verbs:
         slots: Slots,
         snapshots: Snapshots,
         processes: Processes,
+        transfers: Transfers,
     ) -> None:
         self._loop = loop
         self._node = node
@@ -44,6 +47,7 @@ class Verbs:
         self.snapshots = snapshots
         self.processes = processes
         self.kept = Kept()
+        self.transfers = transfers
 
     def serve(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         """Serve one request; its descriptors are closed in the end. Raises SandboxdError."""
@@ -66,7 +70,7 @@ class Verbs:
             "kept": self._list_kept,
             "kill-exec": self._kill_exec,
             "freeze": self._freeze,
-            "probe": self._probe,
+            "exclusive": self._exclusive,
             "usage": self._usage,
             "process-start": self._process_start,
             "process-list": self._process_list,
@@ -151,15 +155,18 @@ class Verbs:
         yield
 
     def _create(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
-        del fds
         sandbox, phases, control = yield from self.sandboxes.create(
-            message, self._stack(message, tuple(message["images"]))
+            message,
+            self._stack(message, tuple(message["images"])),
+            fill=self.transfers.fill(message),
+            program=_program(fds[0]) if fds else b"",
         )
         assert sandbox.slot is not None
         return {
             "sandbox": sandbox.id,
             "pid": sandbox.slot.pid,
             "phases": phases,
+            "copied": sandbox.root.filled if sandbox.root else {},
             "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
         }, (control, *self._alive_fds(sandbox))
 
@@ -179,6 +186,9 @@ class Verbs:
     def _attach(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         sandbox = self.sandboxes.find(message["sandbox"])
+        if sandbox.exclusive:
+            # The daemon that asked for it is gone, and with its socket the command.
+            yield from exclusive.end(self._loop, sandbox)
         control = yield from self.sandboxes.attach(sandbox)
         path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
         return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *self._alive_fds(sandbox))
@@ -259,18 +269,25 @@ class Verbs:
 
     def _freeze(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        while sandbox.changing is not None:  # it may be a copy, for which all is frozen too
+            with suppress(OSError, TimeoutError, SandboxdError):
+                yield sandbox.changing
         cgroups = self._slot(message).cgroups
+        sandbox.paused = bool(message["frozen"])
         if not message["frozen"]:
             freeze.thaw(cgroups)
             return {"execs": 0}, ()
         execs = yield from freeze.freeze(self._loop, cgroups)
         return {"execs": execs}, ()
 
-    def _probe(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+    def _exclusive(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         sandbox = self.sandboxes.find(message["sandbox"])
-        answer = yield from self.images.answer(sandbox.images)
-        return {"answer": answer}, ()
+        if message["how"] == "end":
+            return {"execs": (yield from exclusive.end(self._loop, sandbox))}, ()
+        steps = exclusive.begin(self._loop, sandbox, message["how"])
+        return {"execs": (yield from self.sandboxes.change(sandbox, steps))}, ()
 
     def _usage(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
@@ -321,3 +338,11 @@ class Verbs:
         if slot is None:
             raise NodeError("the sandbox is still being made")
         return slot
+
+
+def _program(fd: int) -> bytes:
+    """A seccomp program that came in a memfd."""
+    found = os.pread(fd, PROGRAM_BYTES_MAX + 1, 0)
+    if not 0 < len(found) <= PROGRAM_BYTES_MAX:
+        raise RequestError(f"a seccomp program has at most {PROGRAM_BYTES_MAX} bytes")
+    return found

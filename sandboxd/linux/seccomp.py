@@ -47,6 +47,7 @@ FUSE_SERVER_PROFILE: Final = Path(__file__).with_name("profiles") / "fuse_server
 """For squashfuse_ll, which parses bytes nobody vouches for."""
 
 BPF_MAXINSNS: Final = 4096
+PROGRAM_BYTES_MAX: Final = 8 * BPF_MAXINSNS
 MAX_PROFILE_BYTES: Final = 256 * 1024
 MAX_GROUPS: Final = 1024
 MAX_NAMES: Final = 4096

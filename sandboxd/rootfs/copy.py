@@ -6,9 +6,11 @@ directory, and the only process that writes to it is frozen meanwhile.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Final
 
 from sandboxd.rootfs.overlay import UPPER, make_writable_layer
@@ -28,25 +30,31 @@ def copy_layer(tmpfs_fd: int, size_bytes: int, inodes: int) -> int:
 
 
 def copy_into(layer_fd: int, copy_fd: int) -> None:
-    """Copy the content of a layer into an empty one. Raises OSError."""
-    links: dict[int, tuple[str, int]] = {}
+    """Copy the content of a layer into an empty one. Raises OSError: ELOOP for a tree that is too
+    deep, as what a sandbox makes has no end."""
     with ExitStack() as undo:
-        undo.callback(_close_all, links)
         source = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=layer_fd)
         undo.callback(os.close, source)
         target = os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=copy_fd)
         undo.callback(os.close, target)
-        _copy_directory(source, target, os.fstat(source), links)
+        try:
+            _copy_directory(source, target, os.fstat(source), Links(target))
+        except RecursionError:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "copy") from None
 
 
-def _close_all(links: dict[int, tuple[str, int]]) -> None:
-    for _, fd in links.values():
-        os.close(fd)
+@dataclass
+class Links:
+    """Files with several names, by inode: the one under which each was copied first. Names and not
+    descriptors, of which there are fewer than files. Nothing but us moves anything in the copy."""
+
+    target: int
+    at: list[str] = field(default_factory=list)
+    """Names of the directories on the way to where the copy is now."""
+    names: dict[int, str] = field(default_factory=dict)
 
 
-def _copy_directory(
-    source: int, target: int, status: os.stat_result, links: dict[int, tuple[str, int]]
-) -> None:
+def _copy_directory(source: int, target: int, status: os.stat_result, links: Links) -> None:
     """Everything in the open directory ``source`` into the open directory ``target``."""
     with os.scandir(source) as entries:
         for entry in entries:
@@ -60,7 +68,9 @@ def _copy_directory(
                 try:
                     into = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=target)
                     try:
+                        links.at.append(name)
                         _copy_directory(below, into, found, links)
+                        links.at.pop()
                     finally:
                         os.close(into)
                 finally:
@@ -80,13 +90,13 @@ def _copy_directory(
     _finish(source, target, status)
 
 
-def _link(found: os.stat_result, name: str, target: int, links: dict[int, tuple[str, int]]) -> bool:
+def _link(found: os.stat_result, name: str, target: int, links: Links) -> bool:
     """Make a hard link to a name of the same file that was copied before; False for the first."""
-    first = links.get(found.st_ino)
+    first = links.names.get(found.st_ino)
     if first is None:
-        links[found.st_ino] = (name, os.dup(target))
+        links.names[found.st_ino] = "/".join((*links.at, name))
         return False
-    os.link(first[0], name, src_dir_fd=first[1], dst_dir_fd=target, follow_symlinks=False)
+    os.link(first, name, src_dir_fd=links.target, dst_dir_fd=target, follow_symlinks=False)
     return True
 
 
@@ -96,7 +106,7 @@ def _copy_file(source: int, target: int, name: str, found: os.stat_result) -> No
         writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=target)
         try:
             if found.st_blocks:
-                _copy_data(reading, writing, found.st_size)
+                copy_data(reading, writing, found.st_size)
             os.ftruncate(writing, found.st_size)
             _finish(reading, writing, found)
         finally:
@@ -105,7 +115,7 @@ def _copy_file(source: int, target: int, name: str, found: os.stat_result) -> No
         os.close(reading)
 
 
-def _copy_data(reading: int, writing: int, size: int) -> None:
+def copy_data(reading: int, writing: int, size: int) -> None:
     """The parts that hold data; a hole stays one."""
     at = 0
     while at < size:

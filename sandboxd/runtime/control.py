@@ -61,6 +61,8 @@ class Control:
         self._queue_bytes = 0
         self._open = True
         self._error: SandboxdError | None = None
+        self.alone = False
+        """An exclusive command has the sandbox: what else is under way is stopped or killed."""
         self._loop.add_reader(sock.fileno(), self._readable)
 
     @property

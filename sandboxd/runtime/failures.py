@@ -63,6 +63,9 @@ def exec_failure(failure: Failure, *, user: str, cwd: str) -> SandboxdError:
         return DiskFull("the sandbox's writable layer is full", **detail)
     if step == Step.STEP_CWD:
         return CwdNotFound(f"working directory {cwd!r}: {words(err)}", cwd=cwd, **detail)
+    if err == errno.ENOMEM:
+        # The kernel's memory of a sandbox counts as the sandbox's: its limit is what it met.
+        return OomKilled("the sandbox has no memory left to start it with", **detail)
     if step in (Step.STEP_EXEC_CGROUP, Step.STEP_STARTED, Step.STEP_MESSAGE):
         # Cgroups of the node's own tree and fds in flight: nothing of the sandbox counts there.
         return NodeError(f"the command could not be started: {words(err)}", **detail)

@@ -13,7 +13,7 @@ import os
 import signal
 from typing import Any, Final, Self
 
-from sandboxd.errors import FileKilled, FileStalled, SandboxdError
+from sandboxd.errors import FileKilled, FileStalled, SandboxdError, SandboxExclusive
 from sandboxd.init import protocol
 from sandboxd.init.protocol import Exited, FileOp, KillScope, MsgType, ProtocolError, Step
 from sandboxd.runtime.control import Control
@@ -92,7 +92,9 @@ class FileOperation:
         if kind == MsgType.R_EXIT:
             self._control.forget(self._id)
             exited = protocol.unpack_exited(payload)
-            if not self.exited.done():
+            if exited.status & 0x7F == signal.SIGKILL and self._control.alone:
+                self.lost(self._ousted())
+            elif not self.exited.done():
                 self.exited.set_result(exited)
         elif kind == MsgType.R_FAILED:
             failure = protocol.unpack_failure(payload)
@@ -137,7 +139,12 @@ class FileOperation:
             if found is not None:
                 self.place = found[0].path
 
+    def _ousted(self) -> SandboxdError:
+        return SandboxExclusive(f"{shown(self._path)!r}: an exclusive command came between")
+
     def _stalled(self) -> SandboxdError:
+        if self._control.alone:
+            return self._ousted()
         return FileStalled(
             f"{shown(self._path)!r}: the sandbox has not gone on with it for {self.stall_s:g} s"
         )

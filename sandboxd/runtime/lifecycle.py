@@ -12,23 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandboxd.errors import (
-    NodeUnavailable,
-    SandboxdError,
-    SandboxLost,
-    SandboxNotFound,
-    SandboxPaused,
-)
-from sandboxd.init import protocol
-from sandboxd.init.protocol import MsgType
+from sandboxd.errors import NodeUnavailable, SandboxdError, SandboxNotFound
 from sandboxd.model import SandboxState
-from sandboxd.runtime.control import Control
+from sandboxd.runtime.ping import Ping
 from sandboxd.runtime.sandbox import Sandbox, SandboxView, now
 
 if TYPE_CHECKING:
     from sandboxd.runtime.manager import Runtime
 
-PING_TIMEOUT_S: Final = 10.0
 DELETE_AT_ONCE: Final = 64
 """Of a bulk deletion; the others wait, so that creates get their turn at the launcher."""
 
@@ -60,9 +51,8 @@ async def pause(runtime: Runtime, sandbox: Sandbox) -> SandboxView:
     # First, so that nothing new is started; then the ping: PID 1 answers in order, so every command
     # sent before has its cgroup once it is answered, and is seen by the freeze.
     sandbox.state = SandboxState.PAUSED
-    sandbox.ports.end(SandboxPaused(f"sandbox {sandbox.id} was paused", hint="resume it first"))
     try:
-        await _Ping(control).answered()
+        await Ping(control).answered()
         await _note(runtime, sandbox)
         await runtime.launcher.call("freeze", sandbox=sandbox.id, frozen=True)
     except BaseException:
@@ -127,34 +117,3 @@ async def delete_all(runtime: Runtime, sandboxes: Iterable[Sandbox], within_s: f
 
 async def _note(runtime: Runtime, sandbox: Sandbox) -> None:
     await runtime.launcher.call("note", sandbox=sandbox.id, meta=sandbox.meta())
-
-
-class _Ping:
-    """M_PING: answered once PID 1 has dealt with all that was sent before on this socket."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def answered(self) -> None:
-        number = self._control.register(self)
-        try:
-            self._control.send(MsgType.M_PING, number, b"")
-            async with asyncio.timeout(PING_TIMEOUT_S):
-                await self._done
-        except TimeoutError:
-            raise SandboxLost("the sandbox's PID 1 does not answer", reason="silent") from None
-        finally:
-            self._control.forget(number)
-
-    def reply(self, kind: int, payload: bytes, fds: list[int]) -> None:
-        del payload
-        protocol.close_fds(fds)
-        if kind != MsgType.R_DONE:
-            raise protocol.ProtocolError(f"reply {kind} to a ping")
-        if not self._done.done():
-            self._done.set_result(None)
-
-    def lost(self, error: SandboxdError) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)

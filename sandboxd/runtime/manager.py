@@ -18,7 +18,7 @@ import resource
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -33,9 +33,9 @@ from sandboxd.errors import (
 )
 from sandboxd.images.mounts import ImageMounts
 from sandboxd.images.store import ImageStore
-from sandboxd.launcher.client import Answer, LauncherClient
+from sandboxd.launcher.client import CALL_TIMEOUT_S, Answer, LauncherClient
 from sandboxd.launcher.protocol import META_MAX
-from sandboxd.model import InlineFile, SandboxSpec, SandboxState
+from sandboxd.model import CopyFrom, InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime.admission import Admission
 from sandboxd.runtime.adoption import Adoption
 from sandboxd.runtime.capacity import Amounts, node_capacity
@@ -45,8 +45,8 @@ from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.failures import death
 from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
-from sandboxd.runtime.ports import Ports
 from sandboxd.runtime.processes import ProcessTables
+from sandboxd.runtime.profiles import Profiles
 from sandboxd.runtime.runs import RunTable
 from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
 from sandboxd.runtime.sessions import SessionTables
@@ -58,6 +58,9 @@ log = logging.getLogger(__name__)
 REASON_WAIT_S: Final = 5.0
 """From the end of a control socket to the launcher's word on why, at most. It always comes, unless
 the launcher is gone too; late, when hundreds of sandboxes end at once."""
+
+COPY_TIMEOUT_S: Final = 180.0
+"""For a create with another sandbox's files: more than the launcher gives the copy."""
 
 IMAGE_AGAIN_S: Final = (0.02, 0.2)
 """Pauses before an image whose server has just died is mounted again for a create."""
@@ -100,6 +103,7 @@ class Runtime:
         self.images = ImageMounts(self._store, self.launcher, idle_s=self.config.image_idle_s)
         self.snapshots = SnapshotTable(self)
         self._keys = IdempotencyKeys()
+        self.profiles = Profiles(self.config.seccomp_profiles_dir)
         self._adoption = Adoption(self, self._table, self._abandoned, self._keys)
         self._expiry = Expiry(self._due)
         self.runs = RunTable(self)
@@ -111,7 +115,6 @@ class Runtime:
             drain=self.drain,
             next_due_s=self._expiry.next_s,
         )
-        self.ports = Ports(self.config)
         self.processes = ProcessTables(self.launcher, self.config, lambda: new_id("ps"))
         self.sessions = SessionTables(self.processes, lambda: new_id("ss"))
         self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
@@ -219,9 +222,11 @@ class Runtime:
         idempotency_key: str | None = None,
         *,
         files: Sequence[InlineFile] = (),
+        program: bytes = b"",
         wait_s: float = 0.0,
     ) -> SandboxView:
-        """A new sandbox with ``files`` in it, or the one that this key made before.
+        """A new sandbox with ``files`` in it, or the one that this key made before. ``program`` is
+        that of ``spec.seccomp``.
 
         Waits ``wait_s`` at most where the node is full. Raises IdempotencyConflict,
         NodeUnavailable, NodeOverloaded, those of the image, of the launcher's set-up and of a file.
@@ -230,7 +235,7 @@ class Runtime:
             raise self.launcher.unavailable("the launcher is not connected")
         self.admission.check(spec)
         if idempotency_key is None:
-            return await self._create(spec, None, files, wait_s)
+            return await self._create(spec, None, files, program, wait_s=wait_s)
         mark = IdempotencyMark(idempotency_key, fingerprint(spec, files))
         while (given := self._keys.find(mark)) is not None:
             await asyncio.wait({given})
@@ -239,7 +244,7 @@ class Runtime:
             # Whoever asked first has gone away, and its sandbox with it: this one makes its own.
         answer = self._keys.begin(mark)
         try:
-            view = await self._create(spec, mark, files, wait_s)
+            view = await self._create(spec, mark, files, program, wait_s=wait_s)
         except asyncio.CancelledError:
             answer.cancel()
             raise
@@ -255,6 +260,8 @@ class Runtime:
         spec: SandboxSpec,
         mark: IdempotencyMark | None,
         files: Sequence[InlineFile],
+        program: bytes,
+        *,
         wait_s: float,
     ) -> SandboxView:
         began_at = time.monotonic()
@@ -262,7 +269,10 @@ class Runtime:
         if spec.snapshot is not None:
             snapshot = self.snapshots.find(spec.snapshot)
             spec = replace(spec, image=snapshot.image)
+        if spec.copy_from is not None:
+            spec = replace(spec, image=self._image_to_copy(spec, spec.copy_from))
         sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark, finished=not files)
+        sandbox.program = program
         await self.admission.enter(sandbox.id, spec, wait_s)
         sandbox.created_at = now()
         self._table[sandbox.id] = sandbox
@@ -293,28 +303,29 @@ class Runtime:
             sandbox.made.set()
         sandbox.phases_ms["total"] = _since(started_at)
         sandbox.events.add("created", f"of image {spec.image}", image_key=sandbox.image_key)
+        if spec.copy_from is not None:
+            copied = dict(answer.ok.get("copied") or {})
+            sandbox.events.add("copied", f"from sandbox {spec.copy_from.sandbox}", **copied)
         self.watch_expiry(sandbox)
         return sandbox.view()
+
+    def _image_to_copy(self, spec: SandboxSpec, copy_from: CopyFrom) -> str:
+        """That of the sandbox to copy from. Raises RequestError where another one is asked for."""
+        source = self.find(copy_from.sandbox)
+        if source.state in (SandboxState.CREATING, SandboxState.DELETING):
+            raise SandboxNotFound(f"sandbox {source.id} is {source.state}")
+        if spec.image not in ("", source.spec.image):
+            raise RequestError(
+                f"image is {spec.image!r}, that of sandbox {source.id} is {source.spec.image!r}",
+                field="image",
+            )
+        return source.spec.image
 
     def connect(self, sandbox: Sandbox, answer: Answer) -> None:
         """Take over the fds of an answer that says how a sandbox is reached."""
         path = str(answer.ok.get("oom_kill_path") or "")
         sandbox.kill_from_outside = lambda number: self._kill_exec(sandbox.id, number)
-        sandbox.check_images = lambda told: self._check_images(sandbox.id, told)
         sandbox.connect(answer.take_fds(), path, self._control_closed)
-
-    def _check_images(self, sandbox_id: str, told: Callable[[bool], None]) -> None:
-        async def ask() -> None:
-            answers = True
-            try:
-                answer = await self.launcher.call("probe", sandbox=sandbox_id)
-                answers = bool(answer.ok.get("answer"))
-            except SandboxdError:
-                pass  # nothing is known against them
-            finally:
-                told(answers)
-
-        self.spawn(ask())
 
     def _kill_exec(self, sandbox_id: str, number: int) -> None:
         async def ask() -> None:
@@ -331,11 +342,13 @@ class Runtime:
         of whoever asks: then it is mounted anew.
         """
         pauses_s = iter(IMAGE_AGAIN_S)
+        copy_from = sandbox.spec.copy_from
         while True:
             started_at = time.monotonic()
             if snapshot is None:
                 image, sandbox.mount = await self.images.acquire(sandbox.spec.image)
                 sandbox.set_image(image.key, image.config)
+                _check_same_image(sandbox, self.find(copy_from.sandbox) if copy_from else None)
             else:
                 sandbox.mount = await acquire(self, snapshot)
                 sandbox.set_image(snapshot.image_key, snapshot.image_config)
@@ -344,15 +357,7 @@ class Runtime:
             asked_at = time.monotonic()
             sandbox.phases_ms["image"] = round((asked_at - started_at) * 1000, 3)
             try:
-                answer = await self.launcher.call(
-                    "create",
-                    sandbox=sandbox.id,
-                    images=sandbox.mount.keys,
-                    snapshot=sandbox.spec.snapshot,
-                    limits=asdict(sandbox.spec.limits),
-                    hostname=sandbox.spec.hostname,
-                    meta=meta,
-                )
+                answer = await self._ask_to_create(sandbox, meta)
             except ImageUnavailable:
                 pause_s = next(pauses_s, None)
                 if pause_s is None:
@@ -364,6 +369,28 @@ class Runtime:
             else:
                 sandbox.phases_ms["launcher"] = _since(asked_at)
                 return answer
+
+    async def _ask_to_create(self, sandbox: Sandbox, meta: dict[str, Any]) -> Answer:
+        assert sandbox.mount is not None
+        spec = sandbox.spec
+        with contextlib.ExitStack() as undo:
+            fds = []
+            if sandbox.program:
+                fds.append(os.memfd_create("filter", os.MFD_CLOEXEC))
+                undo.callback(os.close, fds[0])
+                os.pwrite(fds[0], sandbox.program, 0)
+            return await self.launcher.call(
+                "create",
+                fds=fds,
+                timeout_s=COPY_TIMEOUT_S if spec.copy_from else CALL_TIMEOUT_S,
+                sandbox=sandbox.id,
+                images=sandbox.mount.keys,
+                snapshot=spec.snapshot,
+                limits=asdict(spec.limits),
+                hostname=spec.hostname,
+                copy_from=_asked_of_launcher(spec.copy_from) if spec.copy_from else None,
+                meta=meta,
+            )
 
     # --- deleting ----------------------------------------------------------------------------
 
@@ -539,6 +566,21 @@ def _stream_limits(config: Config) -> StreamLimits:
 def _since(at: float) -> float:
     """Milliseconds. By the system's clock: uvloop's has a grain of a millisecond."""
     return round((time.monotonic() - at) * 1000, 3)
+
+
+def _check_same_image(sandbox: Sandbox, source: Sandbox | None) -> None:
+    if source is not None and source.image_key != sandbox.image_key:
+        raise ImageUnavailable(
+            f"image {sandbox.spec.image!r} is another file since sandbox {source.id} was made"
+        )
+
+
+def _asked_of_launcher(copy_from: CopyFrom) -> dict[str, Any]:
+    paths = [path.lstrip("/").encode() for path in copy_from.paths]
+    return {
+        "sandbox": copy_from.sandbox,
+        "paths": [base64.b64encode(path).decode() for path in paths],
+    }
 
 
 def _check_meta(meta: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from sandboxd.errors import (
     NodeUnavailable,
     SandboxBusy,
     SandboxdError,
+    SandboxExclusive,
     SandboxLost,
     SandboxNotFound,
     SandboxPaused,
@@ -39,7 +40,6 @@ from sandboxd.runtime.exec import Exec, Sink
 from sandboxd.runtime.image_watch import ImageWatch
 from sandboxd.runtime.oom import OomCounter
 from sandboxd.runtime.pipes import Leftovers
-from sandboxd.runtime.port_connection import PortConnections
 
 log = logging.getLogger(__name__)
 
@@ -109,17 +109,18 @@ class Sandbox:
     finished: bool = True
     """Whether all it was asked for with is done; else no later daemon takes it over."""
     resetting: bool = False
+    program: bytes = b""
+    """That of ``spec.seccomp``, for the launcher, which keeps it."""
+    alone: bool = False
+    """An exclusive command has it to itself (``exclusive.py``)."""
     kill_from_outside: Callable[[int], None] = lambda _cgroup: None
     """Have the launcher kill an exec, by the number of its cgroup."""
-    check_images: Callable[[Callable[[bool], None]], None] = lambda told: told(True)
-    """Find out whether the servers of its images answer, and tell."""
     last_used_at: float = field(default_factory=time.monotonic)
     events: EventLog = field(default_factory=EventLog)
     execs: dict[str, Exec] = field(default_factory=dict)
     """The commands that run and have an id to be killed by."""
     background: int = 0
     """Processes that run in the background, as far as this daemon knows."""
-    ports: PortConnections = field(default_factory=PortConnections)
     _control: Control | None = None
     _oom: OomCounter | None = None
     _images: ImageWatch | None = None
@@ -143,10 +144,6 @@ class Sandbox:
             if idle_left_s < left_s:
                 left_s, why = idle_left_s, f"it was idle for {idle_s:g} s"
         return left_s, why
-
-    def touch(self) -> None:
-        """It is being used: its idle time begins anew."""
-        self.last_used_at = time.monotonic()
 
     @property
     def user(self) -> str:
@@ -255,13 +252,11 @@ class Sandbox:
         self.failure = error
         self.state = SandboxState.FAILED
         self.events.add("failed", error.message, code=error.code, **_reason(error))
-        self.ports.end(error)
         if self._control is not None:
             self._control.fail(error)
 
     def disconnect(self, error: SandboxdError) -> None:
         """Let go of every fd; what is under way ends with ``error``. Idempotent."""
-        self.ports.end(error)
         if self._control is not None:
             self._control.fail(error)
         if self._leftovers is not None:
@@ -277,9 +272,9 @@ class Sandbox:
         self._control = None
         self.resetting = True
 
-    def control(self) -> Control:
-        """The way to PID 1, for one more request. Raises the sandbox's failure where there is
-        none."""
+    def control(self, *, alone: bool = False) -> Control:
+        """The way to PID 1, for one more request; ``alone`` is for that of an exclusive command.
+        Raises the sandbox's failure where there is none."""
         self.last_used_at = time.monotonic()
         if self.failure is not None:
             raise self.failure.with_traceback(None)
@@ -289,13 +284,15 @@ class Sandbox:
             raise SandboxBusy(f"sandbox {self.id} is being reset")
         if self._control is None:
             raise NodeUnavailable(f"sandbox {self.id} is still being made", retry_after_s=1)
+        if self.alone and not alone:
+            raise SandboxExclusive(f"an exclusive command has sandbox {self.id} to itself")
         return self._control
 
-    def control_to_start(self) -> Control:
+    def control_to_start(self, *, alone: bool = False) -> Control:
         """The same, to start a program. Raises SandboxPaused too."""
         if self.state is SandboxState.PAUSED:
             raise SandboxPaused(f"sandbox {self.id} is paused", hint="resume it first")
-        return self.control()
+        return self.control(alone=alone)
 
     # --- what is done in it ------------------------------------------------------------------
 
@@ -306,10 +303,12 @@ class Sandbox:
         sinks: tuple[Sink, Sink] | None = None,
         on_started: Callable[[int], None] | None = None,
         exec_id: str | None = None,
+        alone: bool = False,
     ) -> Exec:
         """Send a command off. Raises SandboxdError where that fails at once; all else is told by
-        ``Exec.done``. ``sinks`` take its output where it is not to be kept for the result."""
-        control = self.control_to_start()
+        ``Exec.done``. ``sinks`` take its output where it is not to be kept for the result;
+        ``alone`` is for ``exclusive.py``, which is what starts an exclusive one."""
+        control = self.control_to_start(alone=alone)
         if exec_id in self.execs:
             raise ExecIdTaken(f"a command of the id {exec_id!r} runs in this sandbox")
         assert self._oom is not None
@@ -324,7 +323,6 @@ class Sandbox:
             leftovers=self._leftovers,
             on_kill=self.kill_from_outside,
             on_unkillable=self._unkillable,
-            check_images=self.check_images,
             sinks=sinks,
             on_started=on_started,
         )

@@ -128,7 +128,8 @@ class SessionTable:
         timeout_s: float,
         sinks: tuple[Sink, Sink],
     ) -> SessionCommand:
-        """Send a command off. Raises SessionBusy and SessionEnded."""
+        """Send a command off. Raises SessionBusy, SessionEnded, SandboxPaused, SandboxExclusive."""
+        self._sandbox.control_to_start()
         session.check_free()
         if session.unsure:
             await self._make_sure(session)

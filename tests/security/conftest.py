@@ -12,6 +12,7 @@ from tests.framework.daemon import Daemon
 from tests.security.probing import CHANNELS, IDENTITIES, Host, Inside, build, install
 
 TABLE: pytest.StashKey[dict[str, dict[str, list[str]]]] = pytest.StashKey()
+ANSWERS: pytest.StashKey[dict[str, dict[str, str]]] = pytest.StashKey()
 HERE = Path(__file__).parent.name
 
 
@@ -68,11 +69,18 @@ def as_root(daemon: Daemon, standing: str, channel: str) -> Inside:
     return Inside(daemon, standing, "root", channel)
 
 
+@pytest.fixture
+def record_answers(request: pytest.FixtureRequest) -> dict[str, dict[str, str]]:
+    """Takes the answers to tries, by word, of each way into a sandbox: for the table."""
+    return request.config.stash[ANSWERS]
+
+
 # --- the table ---------------------------------------------------------------------------------
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[TABLE] = defaultdict(lambda: defaultdict(list))
+    config.stash[ANSWERS] = {}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -111,6 +119,25 @@ def pytest_terminal_summary(
         total = [a + b for a, b in zip(total, row, strict=True)]
         terminalreporter.write_line(_row(group, row))
     terminalreporter.write_line(_row("all", total))
+    if answers := config.stash[ANSWERS]:
+        _write_answers(terminalreporter, answers)
+
+
+def _write_answers(
+    terminalreporter: pytest.TerminalReporter, answers: dict[str, dict[str, str]]
+) -> None:
+    """Probes by channels: as root and as agent, `-` for what was denied and `+` for what was let
+    pass."""
+    terminalreporter.section("probes by channel, as root and as agent: - denied, + let pass")
+    ways = list(dict.fromkeys(way.rpartition("/")[0] for way in answers))
+    for index, way in enumerate(ways):
+        terminalreporter.write_line(f"{'':40}{'|  ' * index}{way}")
+    for word in dict.fromkeys(word for column in answers.values() for word in column):
+        cells = []
+        for way in ways:
+            found = [answers.get(f"{way}/{who}", {}).get(word, "?") for who in IDENTITIES]
+            cells.append("".join("+" if one.startswith("ok") else "-" for one in found))
+        terminalreporter.write_line(f"{word[:38]:40}{' '.join(cells)}")
 
 
 def _row(group: str, row: list[int]) -> str:

@@ -21,7 +21,7 @@ from tests.framework.daemon import Daemon
 SOURCES = Path(__file__).parent / "probe"
 IDENTITIES = ("root", "agent")
 CHANNELS = ("exec",)
-"""Sessions join here once there are any."""
+"""Of tries made one by one; `test_channels` makes many at once through each of the others."""
 
 REACHED = frozenset({"EINVAL", "EFAULT", "EBADF", "ENODEV", "ENOENT", "EOPNOTSUPP", "ESRCH"})
 """What the kernel itself says to arguments that are wrong on purpose."""

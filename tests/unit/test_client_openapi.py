@@ -41,10 +41,6 @@ NO_METHOD = {
     "GET /healthz": "for a supervisor; whoever has a client asks what it wants to know",
     "GET /readyz": "for a supervisor and a load balancer",
     "HEAD /v1/sandboxes/{sandbox_id}/files": "stat tells the same, of every type of file",
-    **{
-        f"{method} /v1/sandboxes/{{sandbox_id}}/ports/{{port}}/http/{{path}}": "by an httpx client"
-        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-    },
 }
 NOT_SAID = {
     "POST /v1/sandboxes/{sandbox_id}/processes/{process_id}/stdin": {
@@ -141,6 +137,7 @@ def every_call(root, sandbox, process, session, here):
     yield sandbox.pause
     yield sandbox.resume
     yield lambda: sandbox.snapshot("n", on_running="kill", ttl_s=1)
+    yield lambda: sandbox.copy("/work", ttl_s=1)
     yield lambda: sandbox.reset("sn-1")
     yield lambda: sandbox.rollback("sn-1")
     yield sandbox.stats
@@ -198,7 +195,6 @@ def file_calls_of(sandbox, path, here):
 
 COVERED_BY_OTHERS = {
     *("close", "url", "do", "upload", "stream", "id", "info", "read_text"),
-    *("address", "http", "tunnel", "forward"),  # over connections of their own
     *("wait", "output"),  # of a process: read, again and again
 }
 

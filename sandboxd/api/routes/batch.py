@@ -17,7 +17,7 @@ from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.disconnect import ClientWatch, unless_gone
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes.exec import exec_request
-from sandboxd.api.routes.sandboxes import inline_files, to_answer
+from sandboxd.api.routes.sandboxes import asked_for, inline_files, to_answer
 from sandboxd.api.schemas_batch import (
     BatchExecBody,
     CreateBatchAnswer,
@@ -26,9 +26,10 @@ from sandboxd.api.schemas_batch import (
     ExecBatchBody,
 )
 from sandboxd.errors import SandboxdError
+from sandboxd.runtime import exclusive
 from sandboxd.runtime.exec import Exec
 from sandboxd.runtime.frames import error_fields
-from sandboxd.runtime.manager import Runtime, check_allowed
+from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.sandbox import SandboxView
 
 router = APIRouter(prefix="/v1", tags=["batch"])
@@ -77,14 +78,15 @@ async def create_many(
     one of its own made from it, so the same request again makes only what is missing."""
     runtime: Runtime = request.app.state.runtime
     body = await parse(CreateBatchBody, request)
-    spec = body.sandbox.to_spec(runtime.config)
-    check_allowed(spec, runtime.config)
+    spec, program = await asked_for(runtime, body.sandbox)
     files = inline_files(body.sandbox)
     made: list[SandboxView] = []
 
     async def make(index: int) -> dict[str, Any]:
         key = f"{idempotency_key}#{index}" if idempotency_key else None
-        view = await runtime.create(spec, key, files=files, wait_s=body.sandbox.wait_s)
+        view = await runtime.create(
+            spec, key, files=files, program=program, wait_s=body.sandbox.wait_s
+        )
         made.append(view)
         return to_answer(runtime, view)
 
@@ -123,13 +125,13 @@ async def exec_many(request: Request) -> Response:
         asked: BatchExecBody = body.execs[index]
         sandbox = runtime.find(asked.sandbox)
         wanted = exec_request(asked, runtime.config)
-        one = sandbox.start_exec(wanted, exec_id=asked.exec_id)
+        one, done = await exclusive.start(runtime, sandbox, wanted, exec_id=asked.exec_id)
         if not wanted.detach:
             running.add(one)
             if gone:
                 one.cancel()
         try:
-            return exec_answer(await asyncio.shield(one.done), asked.encoding)
+            return exec_answer(await asyncio.shield(done), asked.encoding)
         finally:
             running.discard(one)
 

@@ -22,6 +22,7 @@ from sandboxd.api.schemas_stream import FRAMES
 from sandboxd.config import Config
 from sandboxd.errors import RequestError
 from sandboxd.model import ExecRequest
+from sandboxd.runtime import exclusive
 from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.sandbox import Sandbox
 from sandboxd.runtime.stream import Reader
@@ -35,6 +36,8 @@ EXEC_ERRORS: Final = (
     errors.CommandTooLong,
     errors.SandboxNotFound,
     errors.SandboxPaused,
+    errors.SandboxExclusive,
+    errors.ProcessesStuck,
     errors.SandboxDead,
     errors.SandboxLost,
     errors.OomKilled,
@@ -43,7 +46,6 @@ EXEC_ERRORS: Final = (
     errors.TooManyExecs,
     errors.ExecIdTaken,
     errors.ExecSetupFailed,
-    errors.ImageUnavailable,
     errors.NodeError,
     errors.NodeUnavailable,
 )
@@ -98,13 +100,13 @@ async def exec_command(request: Request, sandbox_id: str) -> Response:
     sandbox = runtime.find(sandbox_id)
     asked = exec_request(body, runtime.config)
     if wants_frames(request):
-        reader = stream_exec(runtime, sandbox, asked, body)
+        reader = await stream_exec(runtime, sandbox, asked, body)
         return FrameResponse(reader, heartbeat_s=runtime.config.stream_heartbeat_s)
-    running = sandbox.start_exec(asked, exec_id=body.exec_id)
+    running, done = await exclusive.start(runtime, sandbox, asked, exec_id=body.exec_id)
     with ClientWatch(request.receive, running.cancel if not asked.detach else lambda: None):
         try:
             # Shielded: the command's own end is what ends ``done``, also for a cancelled request.
-            result = await asyncio.shield(running.done)
+            result = await asyncio.shield(done)
         except asyncio.CancelledError:
             if not asked.detach:
                 running.cancel()
@@ -112,19 +114,26 @@ async def exec_command(request: Request, sandbox_id: str) -> Response:
     return JsonAnswer(exec_answer(result, body.encoding))
 
 
-def stream_exec(runtime: Runtime, sandbox: Sandbox, asked: ExecRequest, body: ExecBody) -> Reader:
+async def stream_exec(
+    runtime: Runtime, sandbox: Sandbox, asked: ExecRequest, body: ExecBody
+) -> Reader:
     """Send a command off whose output is told in frames; the reader is at their beginning."""
     stream = runtime.streams.open(
         sandbox.id, encoding=body.encoding, detach=asked.detach, exec_id=body.exec_id
     )
     try:
-        running = sandbox.start_exec(
-            asked, sinks=stream.sinks, on_started=stream.started, exec_id=stream.exec_id
+        running, done = await exclusive.start(
+            runtime,
+            sandbox,
+            asked,
+            sinks=stream.sinks,
+            on_started=stream.started,
+            exec_id=stream.exec_id,
         )
     except BaseException:
         runtime.streams.discard(stream)
         raise
-    stream.begin(running, running.done)
+    stream.begin(running, done)
     return stream.attach(0)
 
 

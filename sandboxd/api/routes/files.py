@@ -73,6 +73,7 @@ FILE_ERRORS: Final = (
     errors.SandboxNotFound,
     errors.SandboxDead,
     errors.SandboxLost,
+    errors.SandboxExclusive,
     errors.PidsExhausted,
     errors.TooManyExecs,
     errors.FileStalled,

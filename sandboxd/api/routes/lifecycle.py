@@ -25,6 +25,8 @@ _GONE = (
     errors.SandboxNotFound,
     errors.SandboxDead,
     errors.SandboxLost,
+    errors.SandboxExclusive,
+    errors.ProcessesStuck,
     errors.OomKilled,
     errors.NodeError,
     errors.NodeUnavailable,

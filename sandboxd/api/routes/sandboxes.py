@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -16,7 +17,7 @@ from sandboxd.api.exception_handlers import documented
 from sandboxd.api.schemas import CreateBody, SandboxAnswer, SandboxList
 from sandboxd.api.schemas_lifecycle import DeletedAnswer
 from sandboxd.errors import RequestError
-from sandboxd.model import InlineFile, SandboxState
+from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime import lifecycle
 from sandboxd.runtime.manager import Runtime, check_allowed
 from sandboxd.runtime.sandbox import Sandbox, SandboxView
@@ -58,6 +59,17 @@ def inline_files(body: CreateBody) -> list[InlineFile]:
         raise RequestError(f"files: {error}") from error
 
 
+async def asked_for(runtime: Runtime, body: CreateBody) -> tuple[SandboxSpec, bytes]:
+    """What a body asks for, and its own seccomp program. Raises RequestError for what this node
+    does not allow, SeccompNotFound, SeccompInvalid."""
+    spec = body.to_spec(runtime.config)
+    check_allowed(spec, runtime.config)
+    if body.seccomp is None:
+        return spec, b""
+    profile = await runtime.profiles.find(body.seccomp)
+    return replace(spec, seccomp=profile.choice), profile.program
+
+
 @router.post(
     "",
     status_code=201,
@@ -76,6 +88,16 @@ def inline_files(body: CreateBody) -> list[InlineFile]:
         errors.NodeUnavailable,
         errors.ImageUnavailable,
         errors.SandboxSetupError,
+        errors.SeccompInvalid,
+        errors.SeccompNotFound,
+        # Of the sandbox to copy from.
+        errors.SandboxNotFound,
+        errors.SandboxBusy,
+        errors.SandboxExclusive,
+        errors.ProcessesStuck,
+        errors.SymlinkInPath,
+        errors.TreeTooLarge,
+        errors.FileChanged,
         # Of the files that it is made with.
         errors.UserNotFound,
         errors.FileError,
@@ -97,9 +119,10 @@ async def create(
     client goes away before that, it is not kept."""
     runtime: Runtime = request.app.state.runtime
     body = await parse(CreateBody, request)
-    spec = body.to_spec(runtime.config)
-    check_allowed(spec, runtime.config)
-    making = runtime.create(spec, idempotency_key, files=inline_files(body), wait_s=body.wait_s)
+    spec, program = await asked_for(runtime, body)
+    making = runtime.create(
+        spec, idempotency_key, files=inline_files(body), program=program, wait_s=body.wait_s
+    )
     view = await unless_gone(request.receive, making)
     location = {"Location": f"/v1/sandboxes/{view.id}"}
     return JsonAnswer(to_answer(runtime, view), 201, location)

@@ -30,6 +30,7 @@ _CHANGED = (
     errors.SandboxNotFound,
     errors.SandboxBusy,
     errors.SandboxPaused,
+    errors.SandboxExclusive,
     errors.SandboxDead,
     errors.SandboxLost,
     errors.OomKilled,
