@@ -9,6 +9,7 @@ The layers, from the outside in; each imports only from those below it
 ``images``     the node's image store: SIF files checked, what is mounted (only user of sif_tools)
 ``launcher``   owner of the node namespaces and of every sandbox: slots, cgroups, mounts; its client
 ``host``       hostd, the few verbs that need the host's root; starts and watches the launcher
+``views``      the server of /proc/meminfo and its like, a process of its own (pyfuse3, trio)
 ``rootfs``     what a sandbox's root is made of: overlay, writable layer, node skeleton
 ``init``       the C zygote and PID 1, their protocol header and its Python mirror
 ``linux``      the kernel's interfaces, nothing of the product: mounts, namespaces, cgroups, seccomp

@@ -69,6 +69,9 @@ class Config:
     writable_layer: str = "auto"
     """What sandboxes write to: ``tmpfs``, in memory; ``ext4``, on loop devices whose files take
     their space in ``state_dir``; ``auto``: tmpfs where this kernel can (Linux 6.6), else ext4."""
+    proc_views: bool = True
+    """Whether a sandbox sees its own limits in /proc/meminfo and the like, and runs on as many CPUs
+    as it has; else the host's. Needs pyfuse3."""
     log_level: str = "info"
     max_sandboxes: int = 512
     memory_reserve_mb: int = 512
@@ -208,7 +211,7 @@ def load_config(
 
 
 def _types() -> dict[str, type]:
-    kinds = {"str": str, "int": int, "float": float}
+    kinds = {"str": str, "int": int, "float": float, "bool": bool}
     types = {f.name: kinds[str(f.type)] for f in fields(Config) if str(f.type) in kinds}
     for table in _TABLES:
         types |= {f"{table}.{f.name}": kinds[str(f.type)] for f in fields(Limits)}
@@ -254,13 +257,18 @@ def _from_env(env: Mapping[str, str]) -> Iterator[_Setting]:
 def _coerce(setting: _Setting, wanted: type) -> object:
     value = setting.value
     wrong = ConfigError(
-        f"{setting.origin}: {setting.key} must be a {_WORDS[wanted]}, not {value!r}",
+        f"{setting.origin}: {setting.key} must be {_WORDS[wanted]}, not {value!r}",
         key=setting.key,
     )
     if wanted is str:
         if not isinstance(value, str) or "\0" in value:
             raise wrong
         return value
+    if wanted is bool:
+        flag = {"true": True, "false": False}.get(str(value).lower())
+        if flag is None or not isinstance(value, bool | str):
+            raise wrong
+        return flag
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise wrong
     try:
@@ -274,7 +282,12 @@ def _coerce(setting: _Setting, wanted: type) -> object:
     return number
 
 
-_WORDS: Final[dict[type, str]] = {str: "string", int: "whole number", float: "number"}
+_WORDS: Final[dict[type, str]] = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 def _build(values: dict[str, object]) -> Config:
@@ -319,7 +332,7 @@ def _check(config: Config) -> None:
         raise refuse("cgroup_root", "must be the name of one directory")
     for one in fields(Config):
         value = getattr(config, one.name)
-        zero_is_fine = one.name in _MAY_BE_ZERO
+        zero_is_fine = one.name in _MAY_BE_ZERO or isinstance(value, bool)
         if one.name == "oom_score_adjust":
             if not -1000 <= value <= 1000:
                 raise refuse(one.name, f"must be in -1000 to 1000, not {value}")

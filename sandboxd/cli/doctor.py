@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import typer
@@ -30,7 +32,7 @@ def doctor(config: options.ConfigFile = None, as_json: options.Json = False) -> 
         writable_layer=settings.writable_layer,
         layers_dir=settings.state_dir if os.path.isdir(settings.state_dir) else "/var/tmp",
     )
-    probes = [complaint, *probes, _usage(found, settings)]
+    probes = [complaint, *probes, _views(settings), _usage(found, settings)]
     failed = any(probe.status == Status.FAIL for probe in probes)
     if as_json:
         print_json(
@@ -55,6 +57,29 @@ def _settings(config: Path | None) -> tuple[Config, Probe]:
     # Of a file once, whatever its lines.
     origins = sorted({re.sub(r":\d+$", "", origin) for origin in settings.origins.values()})
     return settings, Probe("configuration", Status.OK, ", ".join(origins) or "defaults")
+
+
+def _views(settings: Config) -> Probe:
+    """By a process of its own: nobody but the view server is to load what it needs."""
+    name = "proc views"
+    if not settings.proc_views:
+        return Probe(name, Status.OK, "off: sandboxes see the host's /proc/meminfo and the like")
+    done = subprocess.run(
+        [sys.executable, "-c", "import pyfuse3; print(pyfuse3.__version__)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return Probe(name, Status.OK, f"pyfuse3 {done.stdout.strip()}")
+    why = done.stderr.strip().rpartition("\n")[2]
+    return Probe(
+        name,
+        Status.WARN,
+        f"sandboxes see the host's /proc/meminfo and the like: {why}",
+        "apt-get install libfuse3-dev pkg-config gcc python3-dev, then pip install pyfuse3 where "
+        "sandboxd is; or proc_views = false",
+    )
 
 
 def _usage(found: Features, settings: Config) -> Probe:

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--runtime-dir", required=True)
     parser.add_argument("--cgroup-name", required=True)
     parser.add_argument("--squashfuse", default="", help="path, where not the one found")
+    parser.add_argument("--no-proc-views", action="store_true", help="show the host's /proc files")
     parser.add_argument("--max-sandboxes", type=int, required=True)
     parser.add_argument("--slots-min", type=int, default=4, help="sandboxes kept ready")
     parser.add_argument("--slots-max", type=int, default=64, help="the same, in high demand")
@@ -61,6 +62,7 @@ def main() -> int:
             runtime_dir=args.runtime_dir,
             cgroup_name=args.cgroup_name,
             squashfuse=args.squashfuse or _squashfuse(features, findings),
+            proc_views=not args.no_proc_views,
             slots_min=args.slots_min,
             slots_max=args.slots_max,
             slots_primed=args.slots_primed,

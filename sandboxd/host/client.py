@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 
+from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.loop import Loop, Promise, Task
 
@@ -20,7 +21,7 @@ class HostClient:
         self._loop = loop
         self._sock = sock
         self._ids = itertools.count(1)
-        self._pending: dict[int, Promise[int]] = {}
+        self._pending: dict[int, Promise[list[int]]] = {}
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
 
@@ -29,19 +30,32 @@ class HostClient:
 
     def fuse_fd(self) -> Task[int]:
         """``/dev/fuse``, opened inside the node's user namespace; the caller's to close."""
-        return (yield from self._ask("fuse-fd"))
+        (fd,) = yield from self._ask("fuse-fd", 1)
+        return fd
 
     def layer(self, size_bytes: int, inodes: int) -> Task[int]:
         """A writable layer that only the host can make, as ``host.layers`` has it; the caller's to
         close."""
-        return (yield from self._ask("layer", size_bytes=size_bytes, inodes=inodes))
+        (fd,) = yield from self._ask("layer", 1, size_bytes=size_bytes, inodes=inodes)
+        return fd
 
-    def _ask(self, verb: str, **fields: int) -> Task[int]:
+    def view_server(self, directory: str) -> Task[tuple[int, int]]:
+        """A new view server for the mount point ``directory``: its socket and its pidfd, the
+        caller's to close. The one before is ended."""
+        sock, pidfd = yield from self._ask("view-server", 2, directory=directory)
+        return sock, pidfd
+
+    def _ask(self, verb: str, count: int, **fields: int | str) -> Task[list[int]]:
+        """Descriptors, ``count`` of them. Raises OSError, TimeoutError."""
         number = next(self._ids)
-        promise: Promise[int] = Promise(os.close)
+        promise: Promise[list[int]] = Promise(close_fds)
         self._pending[number] = promise
         protocol.send(self._sock, {"id": number, "verb": verb, **fields})
-        return (yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd"))
+        fds = yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd")
+        if len(fds) != count:
+            close_fds(fds)
+            raise OSError(errno.EIO, "an answer without its descriptors", f"hostd {verb}")
+        return fds
 
     def _readable(self) -> None:
         try:
@@ -56,11 +70,10 @@ class HostClient:
             return
         promise = self._pending.pop(message.get("id", 0), None)
         if promise is None or promise.settled:
-            for fd in fds:
-                os.close(fd)
-        elif len(fds) == 1:
-            promise.resolve(fds[0])
-        else:
+            close_fds(fds)
+        elif "errno" in message:
             what = message.get("what", "opening /dev/fuse")
-            number = message.get("errno", errno.EIO)
+            number = message["errno"]
             promise.reject(OSError(number, os.strerror(number), f"hostd: {what}"))
+        else:
+            promise.resolve(fds)

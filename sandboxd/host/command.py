@@ -25,6 +25,7 @@ def hostd_command(config: Config) -> list[str]:
         *("--runtime-dir", config.runtime_dir),
         *("--cgroup-name", cgroup_name(config)),
         *("--squashfuse", config.squashfuse),
+        *(() if config.proc_views else ("--no-proc-views",)),
         *("--max-sandboxes", str(config.max_sandboxes)),
         *("--writable-layer", config.writable_layer),
         *("--layers-dir", config.state_dir),

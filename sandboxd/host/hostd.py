@@ -33,6 +33,7 @@ from sandboxd.host import node_lock, sweep
 from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
 from sandboxd.host.layers import LoopLayers
+from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.linux import cgroup, namespaces
@@ -56,6 +57,7 @@ class NodeSettings:
     runtime_dir: str
     cgroup_name: str
     squashfuse: str
+    proc_views: bool
     slots_min: int
     slots_max: int
     slots_primed: int
@@ -83,6 +85,8 @@ class Node:
         self._layers = LoopLayers(settings.layers_dir, settings.ids.base)
         self.sock: socket.socket
         self._launcher_pid = 0
+        self._view_server: tuple[int, int] | None = None
+        """Its pid and pidfd. The launcher watches it: without it the node still serves."""
 
     def start(self) -> None:
         """Bring the node up to where it serves. Raises NodeError, OSError; ``stop`` cleans up."""
@@ -94,7 +98,7 @@ class Node:
         self._undo.enter_context(ours)
         with theirs, zygote_ours, zygote_theirs:
             ours.settimeout(START_TIMEOUT_S)
-            self._launcher_pid = self._spawn(
+            self._launcher_pid = self._start(
                 "launcher",
                 [sys.executable, "-m", "sandboxd.launcher"],
                 [theirs.fileno(), self._listener.fileno(), zygote_ours.fileno()],
@@ -109,7 +113,7 @@ class Node:
             mnt = namespaces.open_namespace(self._launcher_pid, "mnt")
             program = _sealed_copy(INIT_BINARY)
             try:
-                self._spawn(
+                self._start(
                     "zygote",
                     # Every sandbox reads PID 1's command line: no path of the host in it.
                     ["init", "zygote"],
@@ -134,6 +138,7 @@ class Node:
             "sandbox_ids": SANDBOX_IDS,
             "mount_dir": f"{settings.runtime_dir}/mnt",
             "squashfuse": settings.squashfuse,
+            "proc_views": settings.proc_views,
             "slots_min": settings.slots_min,
             "slots_max": settings.slots_max,
             "sweep_s": settings.sweep_s,
@@ -149,10 +154,25 @@ class Node:
             "describe": dict(settings.describe),
         }
 
-    def _spawn(
+    def _start(
         self, name: str, argv: Sequence[str], fds: Sequence[int], path: str | None = None
     ) -> int:
-        """Start a process with ``fds`` as 3, 4, … and nothing else open; in the node's cgroup."""
+        """Spawn a process whose end is that of the node."""
+        pid, pidfd = self._spawn(argv, fds, path)
+        self._pidfds[pidfd] = (name, pid)
+        # PID 1 of every sandbox inherits it, and a command's score cannot be raised above PID 1's
+        # for good: what a service manager set for hostd (OOMScoreAdjust=) is not for them.
+        if name == "zygote":
+            Path(f"/proc/{pid}/oom_score_adj").write_text("0", encoding="utf-8")
+        return pid
+
+    def _spawn(
+        self, argv: Sequence[str], fds: Sequence[int], path: str | None = None
+    ) -> tuple[int, int]:
+        """Start a process with ``fds`` as 3, 4, … and nothing else open; in the node's cgroup.
+
+        Its pid and pidfd.
+        """
         assert self._cgroups is not None
         # Copies above the targets first: a target number may be one of the sources.
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(fds)) for fd in fds]
@@ -169,21 +189,19 @@ class Node:
             for fd in high:
                 os.close(fd)
         pidfd = os.pidfd_open(pid)
-        self._pidfds[pidfd] = (name, pid)
         cgroup.add_process(self._cgroups.v2 / NODE, pid)
-        # PID 1 of every sandbox inherits it, and a command's score cannot be raised above PID 1's
-        # for good: what a service manager set for hostd (OOMScoreAdjust=) is not for them.
-        if name == "zygote":
-            Path(f"/proc/{pid}/oom_score_adj").write_text("0", encoding="utf-8")
-        return pid
+        return pid, pidfd
 
     def _expect(self, event: str) -> None:
-        try:
-            message, fds = protocol.receive(self.sock)
-        except TimeoutError:
-            raise NodeError(f"the launcher did not get to {event!r}") from None
-        for fd in fds:
-            os.close(fd)
+        while True:
+            try:
+                message, fds = protocol.receive(self.sock)
+            except TimeoutError:
+                raise NodeError(f"the launcher did not get to {event!r}") from None
+            close_fds(fds)
+            if message is None or "verb" not in message:
+                break
+            self._obey(message)
         if message is None or message.get("event") != event:
             why = (message or {}).get("message", "it died; its log says why")
             raise NodeError(f"the launcher failed before {event!r}: {why}")
@@ -203,15 +221,51 @@ class Node:
             print(f"hostd: the {self._pidfds[fd][0]} died", file=sys.stderr)
             return False
         message, fds = protocol.receive(self.sock)
-        for extra in fds:
-            os.close(extra)
+        close_fds(fds)
         if message is None:
             return False
+        self._obey(message)
+        return True
+
+    def _obey(self, message: dict[str, Any]) -> None:
         if message.get("verb") == "fuse-fd":
             self._send_fuse_fd(message["id"])
         elif message.get("verb") == "layer" and self._settings.writable_layer == "ext4":
             self._send_layer(message)
-        return True
+        elif message.get("verb") == "view-server":
+            self._start_view_server(message["id"], message["directory"])
+
+    def _start_view_server(self, number: int, directory: str) -> None:
+        """Answers with its socket and pidfd. One that was there before is ended first."""
+        try:
+            self._end_view_server()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with ours, theirs:
+                user = namespaces.open_namespace(self._launcher_pid, "user")
+                mnt = namespaces.open_namespace(self._launcher_pid, "mnt")
+                try:
+                    argv = [sys.executable, "-m", "sandboxd.views", directory]
+                    argv += [str(NODE_ID), str(FUSE_ID)]
+                    self._view_server = self._spawn(argv, [theirs.fileno(), user, mnt])
+                finally:
+                    os.close(user)
+                    os.close(mnt)
+                protocol.send(self.sock, {"id": number}, (ours.fileno(), self._view_server[1]))
+        except OSError as error:
+            what = f"a view server: {error}"
+            known = error.errno or errno.EIO
+            protocol.send(self.sock, {"id": number, "errno": known, "what": what})
+
+    def _end_view_server(self) -> None:
+        if self._view_server is None:
+            return
+        pid, pidfd = self._view_server
+        self._view_server = None
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        os.close(pidfd)
 
     def _send_fuse_fd(self, number: int) -> None:
         """A FUSE descriptor belongs to the user namespace it was opened in; only a process inside
@@ -261,6 +315,7 @@ class Node:
                 os.waitpid(pid, 0)
             os.close(pidfd)
         self._pidfds.clear()
+        self._end_view_server()
         if self._cgroups is not None:
             try:
                 remove_node_cgroups(self._cgroups)

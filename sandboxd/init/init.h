@@ -139,6 +139,7 @@ struct kernel_mounts {
 };
 int setup_open_mounts(struct kernel_mounts *mounts, struct failure *fail);
 int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct failure *fail);
+int setup_views(const struct inbox *in, const struct kernel_mounts *mounts, struct failure *fail);
 /* command.c */
 int command_parse(const struct inbox *in, struct command *out);
 const char *command_env(const struct command *command, const char *name);

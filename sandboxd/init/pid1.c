@@ -250,6 +250,13 @@ static int take_filter(const struct inbox *in, struct failure *fail) {
     return 0;
 }
 
+static int take_views(struct inbox *in, struct failure *fail) {
+    errno = EBADMSG;
+    if (!is_set_up)
+        return fail_at(fail, STEP_MESSAGE, 8);
+    return setup_views(in, &mounts, fail);
+}
+
 static void handle(uint32_t client, struct inbox *in) {
     struct failure fail = {0, 0, 0, 0};
     bool launcher = client == 0;
@@ -261,11 +268,13 @@ static void handle(uint32_t client, struct inbox *in) {
         attach(client, in);
     } else if (in->head.type == M_PING) {
         answer(client, R_DONE, in->head.id, NULL);
-    } else if ((in->head.type == M_SETUP || in->head.type == M_ROOT || in->head.type == M_FILTER) &&
+    } else if ((in->head.type == M_SETUP || in->head.type == M_ROOT || in->head.type == M_FILTER ||
+                in->head.type == M_VIEWS) &&
                launcher) {
-        int r = in->head.type == M_SETUP  ? set_up(in, &fail)
-                : in->head.type == M_ROOT ? take_root(in, &fail)
-                                          : take_filter(in, &fail);
+        int r = in->head.type == M_SETUP    ? set_up(in, &fail)
+                : in->head.type == M_ROOT   ? take_root(in, &fail)
+                : in->head.type == M_FILTER ? take_filter(in, &fail)
+                                            : take_views(in, &fail);
         answer(client, r ? R_FAILED : R_DONE, in->head.id, r ? &fail : NULL);
     } else {
         answer_failure(client, in->head.id, 4, EBADMSG);

@@ -13,6 +13,8 @@
  *            <--- R_DONE | R_FAILED -------------------------
  *            ---- M_ROOT --------------------------------->           fds: overlay mount
  *            <--- R_DONE | R_FAILED -------------------------
+ *            ---- M_VIEWS -------------------------------->           fds: a mount for each path
+ *            <--- R_DONE | R_FAILED -------------------------
  *            ---- M_ATTACH ------------------------------->           fds: one end of a new control socket
  *            ---- M_FILTER ------------------------------->           struct sock_filter[]: one more, for
  *            <--- R_DONE | R_FAILED -------------------------         every exec from here on
@@ -61,6 +63,7 @@ enum msg_type {
     M_KILL = 21,
     M_PING = 22,
     M_FILTER = 23,
+    M_VIEWS = 25,
     Z_READY = 64,
     Z_CLONED = 65,
     R_DONE = 80,
@@ -114,6 +117,10 @@ struct setup {
     uint32_t mask_count;
     uint32_t readonly_count;
 };
+
+/* M_VIEWS: a NUL-terminated path for each fd, below /proc or /sys ("proc/meminfo"): the mount goes
+ * over it, in the place of the one of an earlier M_VIEWS. A path that this kernel does not have is
+ * passed over. */
 
 enum exec_flags {
     EXEC_PAYLOAD_FD = 1 << 0, /* the payload is in the memfd that comes as the first fd */
@@ -294,6 +301,7 @@ enum step {
     STEP_FILE_CHANGED, /* by another process while it was being read, moved or removed */
     STEP_ARCHIVE,
     STEP_TTY,
+    STEP_VIEW, /* of PID 1; which path of M_VIEWS */
     STEP_COUNT
 };
 

@@ -44,6 +44,7 @@ class MsgType(IntEnum):
     M_KILL = 21
     M_PING = 22
     M_FILTER = 23
+    M_VIEWS = 25
     Z_READY = 64
     Z_CLONED = 65
     R_DONE = 80
@@ -176,7 +177,8 @@ class Step(IntEnum):
     STEP_FILE_CHANGED = 48
     STEP_ARCHIVE = 49
     STEP_TTY = 50
-    STEP_COUNT = 51
+    STEP_VIEW = 51
+    STEP_COUNT = 52
 
     @property
     def slug(self) -> str:

@@ -236,3 +236,33 @@ int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct f
         r = fail_at(fail, STEP_ROOT_DETACH, 0);
     return r;
 }
+
+/*
+ * Bind each mount over its path. What an earlier server's files show is an error by now, so theirs
+ * go first; in between a reader sees the kernel's own file.
+ *
+ * Nothing here asks a file system that may not answer: neither end of a path is opened, and mounts
+ * come ready by descriptor. By working directory, as umount2(2) takes no descriptor.
+ */
+int setup_views(const struct inbox *in, const struct kernel_mounts *mounts, struct failure *fail) {
+    const uint8_t *cursor = in->payload, *end = in->payload + in->head.len;
+    int r = 0;
+    for (int i = 0; i < in->fd_count && !r; i++) {
+        const char *path = wire_string(&cursor, end);
+        bool proc = path && !strncmp(path, "proc/", 5), sys = path && !strncmp(path, "sys/", 4);
+        errno = EBADMSG;
+        if ((!proc && !sys) || fchdir(mounts->fd[proc ? 0 : 1])) {
+            r = fail_at(fail, STEP_VIEW, (uint32_t)i);
+            break;
+        }
+        path += proc ? 5 : 4;
+        /* EINVAL: there is none on it. */
+        if (sys_umount_detach(path) && errno != EINVAL && errno != ENOENT)
+            r = fail_at(fail, STEP_VIEW, (uint32_t)i);
+        else if (sys_move_mount(in->fds[i], AT_FDCWD, path) && errno != ENOENT)
+            r = fail_at(fail, STEP_VIEW, (uint32_t)i);
+    }
+    if (chdir("/") && !r)
+        r = fail_at(fail, STEP_VIEW, MSG_FDS_MAX);
+    return r;
+}

@@ -25,6 +25,7 @@ from typing import Any, Final
 from sandboxd.host.client import HostClient
 from sandboxd.launcher import mounter, protocol, spooler, undertaker
 from sandboxd.launcher.cgroups import NodeCgroups
+from sandboxd.launcher.cpus import Cpus
 from sandboxd.launcher.images import Images
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layers
@@ -39,6 +40,7 @@ from sandboxd.launcher.snapshots import Snapshots
 from sandboxd.launcher.staging import Staging
 from sandboxd.launcher.sweep import Sweep
 from sandboxd.launcher.transfers import Transfers, copier_handlers
+from sandboxd.launcher.views import Views
 from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
@@ -148,10 +150,24 @@ def _serve(
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
         "started_at": time.time(),
     }
-    server = Server(loop, listener, lambda: about)
     mounts = mounter.handlers(orders["mount_dir"])
     mount_worker = Lanes(loop, "mounter", mounts)
     prober = Lanes(loop, "prober", mounts)
+    views = Views(
+        loop,
+        enabled=orders["proc_views"],
+        start_server=host.view_server,
+        mount_dir=orders["mount_dir"],
+        mounter=mount_worker,
+        prober=prober,
+        cpus=Cpus(os.sched_getaffinity(0)),
+        disk_is_memory=orders["writable_layer"] == "tmpfs",
+    )
+
+    def describe() -> dict[str, Any]:
+        return {**about, "features": {**about["features"], "proc_views": views.state}}
+
+    server = Server(loop, listener, describe)
     burial = Worker(loop, "undertaker", undertaker.handlers)
     copier = Worker(loop, "copier", copier_handlers)
     output_worker = Worker(loop, "spooler", body=spooler.main)
@@ -175,6 +191,7 @@ def _serve(
         zygote=zygote,
         cgroups=groups,
         drop_root=roots.drop,
+        views=views,
         ready_min=orders["slots_min"],
         ready_max=orders["slots_max"],
     )
@@ -188,6 +205,7 @@ def _serve(
         roots=roots,
         layers=layers,
         primer=primer,
+        views=views,
         on_death=server.sandbox_died,
     )
     snapshots = Snapshots(
@@ -206,6 +224,8 @@ def _serve(
             caps=cap.mask(SANDBOX_CAPABILITIES),
             program=filters.sandbox,
         )
+        loop.spawn(views.supervise())
+        yield views.first
         # One is made before the node says it serves: whatever cannot be set up here fails now.
         slots.add((yield from slots.make(skeleton.SHM_MB)))
         transfers = Transfers(loop, sandboxes=sandboxes, copier=copier)
@@ -239,6 +259,7 @@ def _serve(
         mounter=mount_worker,
         mount_dir=orders["mount_dir"],
         staging=staging,
+        views=views,
     )
     loop.spawn(sweep.keep_house(orders["sweep_s"]))
     loop.run()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from sandboxd.init.protocol import close_fds
 from sandboxd.launcher.worker import Handler
 from sandboxd.linux import mount
 from sandboxd.rootfs.overlay import make_overlay_of_attached, make_root
@@ -74,7 +75,24 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
                 os.rmdir(path)
             return {}, ()
 
+        def view_trees(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            del fds
+            made: list[int] = []
+            try:
+                for name in request["names"]:
+                    path = f"{request['directory']}/{name}"
+                    made.append(
+                        mount.open_tree(
+                            images_fd, path, mount.OPEN_TREE_CLONE | mount.OPEN_TREE_CLOEXEC
+                        )
+                    )
+            except OSError:
+                close_fds(made)
+                raise
+            return {}, tuple(made)
+
         return {
+            "view-trees": view_trees,
             "root": root,
             "attached-root": attached_root,
             "fuse-mount": fuse_mount,

@@ -219,6 +219,11 @@ class Pid1:
         """Send M_FILTER, once at most."""
         return self._channel.send(MsgType.M_FILTER, program)
 
+    def bind_views(self, mount_fds: Sequence[int]) -> Promise[Answer]:
+        """Send M_VIEWS with a mount for each of ``skeleton.VIEWS``."""
+        payload = wire.cstrings([path for _, path in skeleton.VIEWS])
+        return self._channel.send(MsgType.M_VIEWS, payload, mount_fds)
+
     def attach(self, sock: socket.socket) -> Promise[Answer]:
         return self._channel.send(MsgType.M_ATTACH, fds=[sock.fileno()])
 

@@ -40,6 +40,7 @@ from sandboxd.launcher.primer import Primer
 from sandboxd.launcher.protocol import SandboxRow
 from sandboxd.launcher.roots import Fill, Root, Roots
 from sandboxd.launcher.slots import Outfit, Slot, Slots
+from sandboxd.launcher.views import Views
 from sandboxd.model import Limits, SandboxState
 from sandboxd.rootfs import skeleton
 
@@ -89,6 +90,7 @@ class Sandboxes:
         roots: Roots,
         layers: Layers,
         primer: Primer,
+        views: Views,
         on_death: Callable[[Sandbox], None],
     ) -> None:
         self._loop = loop
@@ -97,6 +99,7 @@ class Sandboxes:
         self._images = images
         self._roots = roots
         self._layers = layers
+        self._views = views
         self._on_death = on_death
         self.by_id: dict[str, Sandbox] = {}
 
@@ -165,6 +168,8 @@ class Sandboxes:
                 sandbox.slot, sandbox.root, slot.root = slot, slot.root, None
                 slot.on_death = lambda: self._died(sandbox)
                 clock.lap("slot")
+                self._views.tell(slot, limits)
+                clock.lap("views")
             else:
                 yield from self._dress(sandbox, stack, names, slot, clock, fill=fill)
             if sandbox.filter:
@@ -199,6 +204,8 @@ class Sandboxes:
             clock.lap("slot")
             slot.cgroups.limit(sandbox.limits)
             clock.lap("limits")
+            self._views.tell(slot, sandbox.limits)
+            clock.lap("views")
         except BaseException:
             self._roots.forget(asked)
             if slot is not None and sandbox.slot is None:

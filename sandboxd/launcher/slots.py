@@ -14,7 +14,8 @@ Order of making one (each step undone if a later one fails):
   2. PID 1, cloned by the zygote straight into its cgroup2 directory; id maps are written then;
   3. M_SETUP: PID 1 joins the v1 cgroups, then unshares the cgroup namespace (the other way round
      /proc/self/cgroup would show where it stands), mounts, masks, locks itself up;
-  4. M_ATTACH: the control socket that the daemon will be given.
+  4. M_ATTACH: the control socket that the daemon will be given;
+  5. its proc views, as far as there is a server for them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from sandboxd.errors import SandboxLost
 from sandboxd.launcher.cgroups import NodeCgroups, SandboxCgroups, make
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.pid1 import Pid1, Zygote
+from sandboxd.launcher.views import Views
 from sandboxd.model import Limits
 from sandboxd.rootfs import skeleton
 
@@ -95,6 +97,7 @@ class Slots:
         zygote: Zygote,
         cgroups: NodeCgroups,
         drop_root: Callable[[Root], None],
+        views: Views,
         ready_min: int,
         ready_max: int,
     ) -> None:
@@ -102,6 +105,7 @@ class Slots:
         self._zygote = zygote
         self._cgroups = cgroups
         self._drop_root = drop_root
+        self._views = views
         self._ready_min = ready_min
         self._ready_max = ready_max
         self._masked = skeleton.masked_paths(os.cpu_count() or 1)
@@ -141,6 +145,7 @@ class Slots:
                 for fd in fds:
                     os.close(fd)
             slot.control = yield from self.attach(slot)
+            yield from self._views.add(slot)
         except BaseException:
             slot.kill()
             self.discard(slot)

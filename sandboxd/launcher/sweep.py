@@ -24,6 +24,7 @@ from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.slots import Slots
 from sandboxd.launcher.staging import Staging
+from sandboxd.launcher.views import Views
 from sandboxd.linux import cgroup, procfs
 
 _SLOT: Final = re.compile(r"s[0-9]+")
@@ -42,6 +43,7 @@ class Sweep:
         mounter: Lanes,
         mount_dir: str,
         staging: Staging | None = None,
+        views: Views | None = None,
     ) -> None:
         self._loop = loop
         self._cgroups = cgroups
@@ -50,6 +52,7 @@ class Sweep:
         self._mounter = mounter
         self._mount_dir = mount_dir
         self._staging = staging
+        self._views = views
         self._suspects: set[str] = set()
 
     def keep_house(self, every_s: float) -> Task[None]:
@@ -90,6 +93,8 @@ class Sweep:
         known = {image.name for image in self._images.by_key.values()}
         if self._staging is not None:
             known |= self._staging.attached
+        if self._views is not None:
+            known |= self._views.attached
         return [name for name in os.listdir(self._mount_dir) if name not in known]
 
 

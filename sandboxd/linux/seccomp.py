@@ -46,6 +46,9 @@ SANDBOX_PROFILE: Final = Path(__file__).with_name("profiles") / "sandbox.json"
 FUSE_SERVER_PROFILE: Final = Path(__file__).with_name("profiles") / "fuse_server.json"
 """For squashfuse_ll, which parses bytes nobody vouches for."""
 
+VIEW_SERVER_PROFILE: Final = Path(__file__).with_name("profiles") / "view_server.json"
+"""For the proc views: a Python whose set-up is done."""
+
 BPF_MAXINSNS: Final = 4096
 PROGRAM_BYTES_MAX: Final = 8 * BPF_MAXINSNS
 MAX_PROFILE_BYTES: Final = 256 * 1024

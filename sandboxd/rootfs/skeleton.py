@@ -87,6 +87,19 @@ def shm_sysctls(shm_mb: int) -> tuple[tuple[str, str], ...]:
     )
 
 
+VIEWS: Final = (
+    ("meminfo", "proc/meminfo"),
+    ("cpuinfo", "proc/cpuinfo"),
+    ("stat", "proc/stat"),
+    ("loadavg", "proc/loadavg"),
+    ("uptime", "proc/uptime"),
+    ("swaps", "proc/swaps"),
+    ("diskstats", "proc/diskstats"),
+    # The whole directory: psutil, and so pytest-xdist, counts cores by cpuN/topology in it.
+    ("cpu", "sys/devices/system/cpu"),
+)
+"""The view server's names (``sandboxd/views``), and what each goes over."""
+
 PTY_MAX: Final = 64
 DEV_INODES: Final = 256
 SHM_INODES: Final = 65_536

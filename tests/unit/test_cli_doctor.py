@@ -69,7 +69,7 @@ def test_each_probe_is_a_line_and_its_remedy_another(invoke):
     assert ["ok", "in", "use         1 cgroup with processes, 3 MiB"] in [
         [line[0], line[1], line[2]] for line in lines if len(line) == 3
     ]
-    assert result.stdout.splitlines()[-1] == "3 ok, 1 warn, 0 fail"
+    assert result.stdout.splitlines()[-1] == "4 ok, 1 warn, 0 fail"
 
 
 def test_a_warning_is_no_failure_and_a_failure_is(invoke):
@@ -103,3 +103,18 @@ def test_a_wrong_configuration_is_a_finding(invoke, tmp_path):
     assert result.exit_code == 1
     assert "no_such_key" in result.stdout
     assert "copy up" in result.stdout, "the rest is looked at all the same"
+
+
+def test_what_keeps_the_views_from_serving_is_named(invoke, monkeypatch, tmp_path):
+    assert "proc views" in invoke([GOOD]).output
+    (tmp_path / "pyfuse3.py").write_text("raise ImportError('libfuse3.so.3: no such file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    told = invoke([GOOD], "--json")
+    (views,) = [p for p in json.loads(told.output)["probes"] if p["name"] == "proc views"]
+    assert (views["status"], told.exit_code) == ("warn", 0)
+    assert "libfuse3.so.3: no such file" in views["detail"]
+    assert "libfuse3-dev" in views["remedy"]
+    monkeypatch.setenv("SANDBOXD_PROC_VIEWS", "false")
+    told = invoke([GOOD], "--json")
+    (views,) = [p for p in json.loads(told.output)["probes"] if p["name"] == "proc views"]
+    assert (views["status"], views["detail"][:3]) == ("ok", "off")

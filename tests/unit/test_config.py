@@ -184,3 +184,25 @@ def test_the_sample_names_every_setting_with_its_default():
     wanted = {field.name for field in fields(Config)} - tables - {"origins"}
     wanted |= {f"{table}.{field.name}" for table in tables for field in fields(Limits)}
     assert named == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("true", True), ("false", False), ("False", False), ("TRUE", True)]
+)
+def test_a_switch_is_set_by_a_word(text: str, expected: bool) -> None:
+    assert load_config(None, env={"SANDBOXD_PROC_VIEWS": text}).proc_views is expected
+
+
+@pytest.mark.parametrize("text", ["0", "1", "yes", "off", ""])
+def test_a_switch_takes_no_other_word(text: str) -> None:
+    with pytest.raises(ConfigError, match="proc_views must be true or false"):
+        load_config(None, env={"SANDBOXD_PROC_VIEWS": text})
+
+
+def test_a_switch_in_a_file_is_a_boolean(tmp_path: Path) -> None:
+    file = tmp_path / "sandboxd.toml"
+    file.write_text("proc_views = false\n")
+    assert load_config(file, env={}).proc_views is False
+    file.write_text("proc_views = 0\n")
+    with pytest.raises(ConfigError, match="must be true or false"):
+        load_config(file, env={})

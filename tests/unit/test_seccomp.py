@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandboxd.linux import seccomp
-from sandboxd.linux.seccomp import FUSE_SERVER_PROFILE, SANDBOX_PROFILE, ProfileError, SyscallToken
+from sandboxd.linux.seccomp import (
+    FUSE_SERVER_PROFILE,
+    SANDBOX_PROFILE,
+    VIEW_SERVER_PROFILE,
+    ProfileError,
+    SyscallToken,
+)
 
 NATIVE = pyseccomp.system_arch()
 I386 = 0x40000003  # AUDIT_ARCH_I386, <linux/audit.h>
@@ -23,7 +29,7 @@ ENOSYS = 0x00050000 | errno.ENOSYS
 EPERM = 0x00050000 | errno.EPERM
 TOKEN = SyscallToken(0x0123456789ABCDEF, 0xFEDCBA9876543210)
 PROFILES = pytest.mark.parametrize(
-    "path", [SANDBOX_PROFILE, FUSE_SERVER_PROFILE], ids=lambda p: p.stem
+    "path", [SANDBOX_PROFILE, FUSE_SERVER_PROFILE, VIEW_SERVER_PROFILE], ids=lambda p: p.stem
 )
 
 # fmt: off
