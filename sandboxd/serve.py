@@ -115,7 +115,8 @@ def run(load: Callable[[], Config]) -> int:
             hint="the rootless mode is not there yet",
         )
     # Before hostd is started, which inherits it: the zygote and the image servers set their own.
-    lower_oom_score(config.oom_score_adjust)
+    if lower_oom_score(config.oom_score_adjust) > config.oom_score_adjust:
+        print("sandboxd: the OOM killer is not told to spare it: no right to", file=sys.stderr)
     _make_directories(config, is_root)
     token = ensure_token(_token_path(config), account.pw_uid, account.pw_gid)
     with ExitStack() as stack:

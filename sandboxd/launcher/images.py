@@ -25,9 +25,9 @@ from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.linux import mount, namespaces, seccomp
 from sandboxd.linux.process import (
-    raise_oom_score,
     set_dumpable,
     set_no_new_privs,
+    set_oom_score,
     set_parent_death_signal,
 )
 
@@ -239,7 +239,7 @@ class Images:
         # The node's own parts are spared by the OOM killer; what an image can make grow is not.
         # /proc/self belongs to root while a process is not dumpable.
         set_dumpable(True)
-        raise_oom_score(0)
+        set_oom_score(0)
         set_dumpable(False)
         namespaces.unshare(
             namespaces.CLONE_NEWNS | namespaces.CLONE_NEWNET | namespaces.CLONE_NEWIPC

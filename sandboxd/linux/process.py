@@ -120,6 +120,6 @@ def lower_oom_score(wanted: int) -> int:
     return now
 
 
-def raise_oom_score(wanted: int) -> None:
-    """Give this process up to the OOM killer again."""
-    Path("/proc/self/oom_score_adj").write_text(str(wanted), encoding="ascii")
+def set_oom_score(score: int) -> None:
+    """Its own oom_score_adj; lower than it ever was needs CAP_SYS_RESOURCE."""
+    Path("/proc/self/oom_score_adj").write_text(str(score), encoding="ascii")
