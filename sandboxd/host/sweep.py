@@ -5,7 +5,8 @@ An instance is a runtime directory. What counts as its own, and why nothing of a
 
 ============  ======================================================================================
 cgroups       directories with the node's name, which carries a hash of the runtime directory,
-              anywhere in the hierarchies; those of the node that lives are left out
+              anywhere in the hierarchies; those of the node that lives are left out, and those in
+              which another instance's lives (a container's, with a runtime directory of that path)
 processes     what is in such a cgroup; signalled through it, or by a pidfd after a second look
 FUSE          connections whose mount lies below ``mnt`` of the runtime directory, seen from one of
               those processes; aborted first, as who waits for a dead server cannot be killed
@@ -172,10 +173,34 @@ def _named(path: Path, name: str, alive: frozenset[Path], depth: int) -> Iterato
     for entry in entries:
         found = Path(entry.path)
         if entry.name == name:
-            if found not in alive:
+            if found not in alive and not _another_s(found):
                 yield found
         elif depth > 1:
             yield from _named(found, name, alive, depth - 1)
+
+
+def _another_s(path: Path) -> bool:
+    """Whether a node lives there that only has our name: one in a container with a runtime
+    directory of the same path, whose cgroups are in sight.
+
+    Ours cannot live, as its lock is ours; and its launcher ends with the hostd that started it. So
+    what descends from a living hostd is another's, and so is a process of a pid namespace that we
+    cannot look into (0).
+    """
+    for group in cgroup.subtree(path):
+        with suppress(OSError):
+            if any(pid == 0 or _has_hostd(pid) for pid in cgroup.processes(group)):
+                return True
+    return False
+
+
+def _has_hostd(pid: int) -> bool:
+    """Whether an ancestor is a hostd."""
+    with suppress(OSError):
+        while (pid := procfs.stat(pid).parent_pid) > 1:
+            if b"sandboxd.host" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def _processes(path: Path) -> Iterator[int]:

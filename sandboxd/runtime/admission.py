@@ -78,7 +78,7 @@ class Admission:
         runs: RunTable,
         drain: Drain,
         next_due_s: Callable[[], float],
-        read: Callable[[], pressure.Sample] = pressure.sample,
+        read: Callable[[], pressure.Sample] | None = None,
     ) -> None:
         self._runs = runs
         self._drain = drain

@@ -86,6 +86,11 @@ class Drain:
         same until this daemon ends."""
         since = self.state.since if self.state is not None else now()
         deadline = None if deadline_s is None else now() + deadline_s
+        if self.state is not None and self.state.why == "job-end":
+            # Whoever asks for it once more does not put the end of the job off.
+            ends = self.state.deadline
+            if deadline is None or (ends is not None and ends < deadline):
+                why, deadline = self.state.why, ends
         self._set(DrainState(why, since, deadline))
         self._runtime.admission.room.refuse(self.refusal)
         log.warning("draining (%s), %d sandboxes are there", why, len(self._runtime.table))

@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from typing import Final
+
+
+SWEPT: Final = 1024
+"""More entries than this are looked through for those that no longer matter."""
 
 
 class Expiry:
     """Calls ``on_due(id)`` once an entry's delay has passed. Entries are not taken back: whoever is
-    called looks whether it still matters. Needs a running event loop."""
+    called looks whether it still matters. ``matters`` says so ahead of time, or a node with an hour
+    of TTL would keep an hour of what was deleted. Needs a running event loop."""
 
-    def __init__(self, on_due: Callable[[str], None]) -> None:
+    def __init__(
+        self, on_due: Callable[[str], None], matters: Callable[[str], bool] = lambda _: True
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_due = on_due
+        self._matters = matters
+        self._sweep_at = SWEPT
         self._heap: list[tuple[float, str]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, sandbox_id: str, delay_s: float) -> None:
+        if len(self._heap) >= self._sweep_at:
+            self._sweep()
         entry = (self._loop.time() + max(delay_s, 0.0), sandbox_id)
         heapq.heappush(self._heap, entry)
         if self._heap[0] is entry:
@@ -28,6 +40,19 @@ class Expiry:
         if not self._heap:
             return most
         return min(max(self._heap[0][0] - self._loop.time(), 0.0), most)
+
+    def _sweep(self) -> None:
+        """Keep the first entry of each that matters: at that one it is looked at again."""
+        first: dict[str, float] = {}
+        for at, sandbox_id in self._heap:
+            if self._matters(sandbox_id):
+                first[sandbox_id] = min(at, first.get(sandbox_id, at))
+        self._heap = [(at, sandbox_id) for sandbox_id, at in first.items()]
+        heapq.heapify(self._heap)
+        self._sweep_at = max(SWEPT, 2 * len(self._heap))
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def _arm(self) -> None:
         if self._timer is not None:

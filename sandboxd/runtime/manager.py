@@ -105,7 +105,7 @@ class Runtime:
         self._keys = IdempotencyKeys()
         self.profiles = Profiles(self.config.seccomp_profiles_dir)
         self._adoption = Adoption(self, self._table, self._abandoned, self._keys)
-        self._expiry = Expiry(self._due)
+        self._expiry = Expiry(self._due, self._table.__contains__)
         self.runs = RunTable(self)
         self.drain = Drain(self, empty=self._empty, environment=os.environ)
         self.admission = Admission(

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from sandboxd.config import Config
@@ -34,13 +32,19 @@ class Sample:
     stalls: dict[str, Stall]
 
 
-def sample(proc: Path = Path("/proc")) -> Sample:
-    _, available_mb = pressure.memory_mb(proc)
-    with suppress(OSError):
-        bound = pressure.cgroup_memory_mb(cgroup.layout())
+class Sampler:
+    """Reads the machine. Where the process stands in the cgroups is looked up once: on a host with
+    thousands of mounts that costs more than all the rest."""
+
+    def __init__(self) -> None:
+        self._layout = cgroup.layout()
+
+    def __call__(self) -> Sample:
+        _, available_mb = pressure.memory_mb()
+        bound = pressure.cgroup_memory_mb(self._layout)
         if bound is not None:
             available_mb = min(available_mb, bound[1])
-    return Sample(available_mb, pressure.stalls(proc))
+        return Sample(available_mb, pressure.stalls())
 
 
 class Pressure:
@@ -50,13 +54,13 @@ class Pressure:
         self,
         config: Config,
         on_open: Callable[[], None],
-        read: Callable[[], Sample] = sample,
+        read: Callable[[], Sample] | None = None,
     ) -> None:
         self.config = config
         self._on_open = on_open
-        self._read = read
+        self._read = read or Sampler()
         self._loop = asyncio.get_running_loop()
-        self.last = read()
+        self.last = self._read()
         self.closed_by: tuple[str, ...] = self._too_high(1.0)
         self._timer = self._loop.call_later(SAMPLE_S, self._look)
 

@@ -24,8 +24,10 @@ AT_ONCE = 4
 @dataclass(frozen=True)
 class Figures:
     """At one moment, with the node at rest. `fds` and `threads` are of daemon, hostd and launcher
-    together, `*_kb` is anonymous resident memory."""
+    together, `*_kb` is anonymous resident memory. `primed`: ready slots that have a root already,
+    which is some descriptors more; how many there are is as it comes."""
 
+    primed: int
     fds: int
     threads: int
     processes: int
@@ -44,6 +46,7 @@ def measure(daemon: Daemon) -> Figures:
     parts = (daemon.api_pid, hostd, launcher)
     node = cgroup.layout(launcher).own[""].parent
     return Figures(
+        primed=daemon.http.get("/v1/node").json()["counts"]["slots_primed"],
         fds=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in parts),
         threads=sum(len(os.listdir(f"/proc/{pid}/task")) for pid in parts),
         processes=len(family),
@@ -71,6 +74,16 @@ def live(daemon: Daemon, count: int) -> None:
             assert client.delete(url).status_code == 204
 
         at_once(one, range(count), threads=AT_ONCE)
+
+
+def grown(found: Sequence[Figures]) -> list[str]:
+    """What must be the same to the last one whenever as many slots are primed, and is not."""
+    return [
+        f"{name} with {primed} primed: {values}"
+        for name in ("fds", "processes", "mounts", "cgroups")
+        for primed in sorted({one.primed for one in found})
+        if len(set(values := [getattr(one, name) for one in found if one.primed == primed])) > 1
+    ]
 
 
 def slope(values: Sequence[float]) -> float:

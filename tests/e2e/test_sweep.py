@@ -146,6 +146,40 @@ def test_another_instance_s_stays(start_daemon: StartDaemon):
         path.unlink()
 
 
+def test_a_living_node_of_the_same_name_stays(start_daemon: StartDaemon):
+    """A container's, with a runtime directory of the same path: its hostd lives."""
+    daemon = start_daemon()
+    parent = hierarchies()[0] / f"{host_state.OWN_PREFIX}container"
+    group = parent / name_of(daemon)
+    (group / "node").mkdir(parents=True)
+    script = "import subprocess, sys; subprocess.run(['sleep', sys.argv[2]])"
+    marker = new_marker()
+    hostd = subprocess.Popen([sys.executable, "-c", script, "sandboxd.host", marker])
+    try:
+        wait_for(lambda: len(_sleeping(marker)) == 1, "its launcher")
+        [launcher] = _sleeping(marker)
+        cgroup.add_process(group / "node", launcher)
+        assert sweep(daemon) == []
+        os.kill(launcher, 0)
+        # The control: without its hostd it is a crash's.
+        hostd.kill()
+        hostd.wait()
+        assert [line for line in sweep(daemon) if str(group) in line]
+        wait_for_end(launcher, 5)
+    finally:
+        hostd.kill()
+        hostd.wait()
+        for pid in _sleeping(marker):
+            os.kill(pid, signal.SIGKILL)
+        for path in (group / "node", group, parent):
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir()
+
+
+def _sleeping(marker: str) -> list[int]:
+    return [pid for pid in pids_with(marker) if host_state.process_table()[pid].name == "sleep"]
+
+
 def test_a_half_made_token_of_a_process_that_is_gone(start_daemon: StartDaemon):
     daemon = start_daemon()
     with subprocess.Popen(["true"]) as gone:

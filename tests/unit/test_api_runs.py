@@ -303,6 +303,9 @@ class TestDrain:
             drain = client.get("/v1/node").json()["admission"]["drain"]
             assert drain["why"] == "job-end"
             assert drain["deadline"] < drain["job_end"]
+            # Asking for it once more does not put the end of the job off.
+            again = client.post("/v1/node/drain").json()
+            assert (again["why"], again["deadline"]) == ("job-end", drain["deadline"])
             assert len(launcher.rows) == 1
 
 

@@ -151,7 +151,7 @@ class TestPressure:
         assert self.look(busy, pressure_cpu_percent=90.0)[0] == [("cpu-pressure",)]
 
     def test_the_machine_is_read(self):
-        found = node_pressure.sample()
+        found = node_pressure.Sampler()()
         assert found.available_mb > 0
 
 
