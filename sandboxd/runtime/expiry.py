@@ -7,7 +7,6 @@ import heapq
 from collections.abc import Callable
 from typing import Final
 
-
 SWEPT: Final = 1024
 """More entries than this are looked through for those that no longer matter."""
 
