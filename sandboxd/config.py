@@ -141,6 +141,18 @@ class Config:
     """Background processes of one sandbox, ended ones that were not removed included."""
     process_spool_bytes: int = 8 * 1024 * 1024
     """Kept of each stream of a background process: the newest. Memory of the node, as used."""
+    max_port_connections: int = 64
+    """Through the daemon to programs in one sandbox, HTTP requests that run included."""
+    max_node_port_connections: int = 1024
+    """The same over all sandboxes."""
+    port_connect_s: float = 10.0
+    """For a program in a sandbox to take a connection."""
+    port_answer_s: float = 120.0
+    """Silence in an HTTP exchange with a program in a sandbox, after which it is ended."""
+    port_idle_s: float = 3600.0
+    """The same of a tunnel or a WebSocket."""
+    port_message_bytes: int = 16 * 1024 * 1024
+    """Of one WebSocket message, either way; it is held in memory."""
     max_body_bytes: int = 96 * 1024 * 1024
     """Of a JSON request; a file's content is streamed and not bounded by it. Takes a stdin of
     64 MiB in base64."""

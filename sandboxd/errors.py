@@ -401,6 +401,30 @@ class SessionEnded(WorkloadError):
     code = "session-ended"
 
 
+class PortClosed(WorkloadError):
+    """Nothing in the sandbox listens on the port."""
+
+    code = "port-closed"
+
+
+class PortTimeout(WorkloadError):
+    """What listens on the port did not take the connection, or did not answer, in time."""
+
+    code = "port-timeout"
+
+
+class PortBroken(WorkloadError):
+    """What listens on the port hung up, or its answer is none of the protocol."""
+
+    code = "port-broken"
+
+
+class TooManyPortConnections(WorkloadError):
+    """The ports of the sandbox have as many connections as they may."""
+
+    code = "too-many-port-connections"
+
+
 class ExecSetupFailed(WorkloadError):
     """A step between the fork and the exec failed for a reason that lies in the sandbox."""
 

@@ -75,6 +75,7 @@ _IMPORTED_WHOLE: Final = (
     "sif_tools",
     "starlette",
     "uvicorn",
+    "websockets",
 )
 """Packages that import parts of themselves when those are first used."""
 _LATE_IMPORTS: Final = ("email.message", "h11", "httptools", "multiprocessing", "uvloop")
@@ -320,7 +321,12 @@ def _serve(
             access_log=False,
             loop="uvloop",
             http=bounded(most_connections(config, nofile)),
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=config.port_message_bytes,
+            ws_per_message_deflate=False,
+            # A client whose messages are not read for a while, as the program takes none, would be
+            # taken for dead; what is silent for long is ended by port_idle_s.
+            ws_ping_interval=None,
             lifespan="on",
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -30,13 +30,12 @@ class BearerAuth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope.get("path") in OPEN_PATHS or self._may(scope):
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
+        else:
+            # Of a WebSocket it is the answer to its handshake.
             error = Unauthorized(
                 "a bearer token is needed", hint="it is in the file that token_file names"
             )
             await error_response(error)(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
 
     def _may(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]

@@ -5,10 +5,15 @@ A file's content is not (its route streams it and knows its own bound).
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandboxd.api.exception_handlers import error_response
 from sandboxd.errors import BodyTooLarge
+
+_TO_A_PORT: Final = re.compile(r"/v1/sandboxes/[^/]*/ports/[^/]*/http/")
 
 
 class BodyLimit:
@@ -53,7 +58,10 @@ class BodyLimit:
 
 
 def _streams(scope: Scope) -> bool:
-    return bool(scope["method"] == "PUT" and scope["path"].endswith(("/files", "/archive")))
+    path: str = scope["path"]
+    if _TO_A_PORT.match(path):
+        return True
+    return bool(scope["method"] == "PUT" and path.endswith(("/files", "/archive")))
 
 
 def content_length(scope: Scope) -> int | None:

@@ -25,6 +25,7 @@ from sandboxd.cli import (
     logs,
     ls,
     node,
+    port_forward,
     reload,
     rm,
     run,
@@ -69,6 +70,7 @@ def build() -> typer.Typer:
     app.command("run", context_settings=_COMMAND_SETTINGS)(run.run)
     app.command("exec", context_settings=_COMMAND_SETTINGS)(exec_.exec_)
     app.command("shell")(shell.shell)
+    app.command("port-forward")(port_forward.port_forward)
     app.command("cp")(cp.cp)
     app.command("inspect")(inspect.inspect)
     app.command("events")(inspect.events)

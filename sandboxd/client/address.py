@@ -51,9 +51,10 @@ class Address:
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
+        self.authorization = f"Bearer {token}"
         self._base = {
             "Host": httpx.URL(url).netloc.decode("ascii"),
-            "Authorization": f"Bearer {token}",
+            "Authorization": self.authorization,
             "Accept": "application/json",
             "User-Agent": "sandboxd-client",
         }

@@ -19,6 +19,7 @@ from typing import Any, Literal, Self, Unpack
 from sandboxd.client import calls, process_calls, run_calls, session_calls
 from sandboxd.client.aio_driver import AsyncDriver
 from sandboxd.client.aio_files import AsyncSandboxFiles
+from sandboxd.client.aio_port import AsyncSandboxPorts
 from sandboxd.client.aio_process import AsyncProcess
 from sandboxd.client.aio_run import AsyncRun
 from sandboxd.client.aio_session import AsyncSession
@@ -228,7 +229,7 @@ class Pending(Awaitable["AsyncSandbox"]):
         await self._sandbox.__aexit__(kind, error, traceback)
 
 
-class AsyncSandbox(AsyncSandboxFiles):
+class AsyncSandbox(AsyncSandboxFiles, AsyncSandboxPorts):
     """One sandbox. Made by ``create`` or ``connect``, here or at an ``AsyncClient``.
 
     As a context manager: one that was created is deleted at the end, one that was connected to is

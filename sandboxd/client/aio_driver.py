@@ -43,6 +43,11 @@ class AsyncDriver:
         self._closed = False
 
     @property
+    def address(self) -> address.Address:
+        """Where the daemon is, for what goes over connections of its own."""
+        return self._address
+
+    @property
     def url(self) -> str:
         return self._address.url
 
@@ -145,7 +150,7 @@ class AsyncDriver:
             # Forked: the parent's connections are not ours to use, nor to close in an orderly way.
             self._transport, self._pid = None, os.getpid()
         if self._transport is None:
-            self._transport = self._own_transport or _transport(self._address.url)
+            self._transport = self._own_transport or make_transport(self._address.url)
         return self._transport
 
 
@@ -167,7 +172,7 @@ async def _body(response: httpx.Response) -> bytes:
     return b"".join([piece async for piece in _stream_of(response)])
 
 
-def _transport(url: str) -> httpx.AsyncBaseTransport:
+def make_transport(url: str) -> httpx.AsyncBaseTransport:
     if url.startswith("http://"):
         return AsyncKeepAliveTransport(
             idle_s=address.KEEP_IDLE_S, socket_options=address.SOCKET_OPTIONS

@@ -67,6 +67,12 @@ def error_from_body(body: bytes, status: int) -> SandboxdError:
         return NotSandboxd(f"status {status} without the body of a sandboxd error", status=status)
 
 
+def error_of_code(code: str, message: str) -> SandboxdError:
+    """The exception for a code alone."""
+    kind = _BY_CODE.get(code, NodeError)
+    return kind(message)
+
+
 def error_from_json(told: dict[str, Any]) -> SandboxdError:
     """The exception for ``code``, ``message``, ``cause``, ``retryable`` and maybe ``hint`` and
     ``detail``. Raises KeyError or TypeError where it is no such object."""

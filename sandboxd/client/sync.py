@@ -1,4 +1,5 @@
-"""The blocking client: ``Client`` and ``Sandbox``. No event loop, no thread."""
+"""The blocking client: ``Client`` and ``Sandbox``. No event loop; no thread but a
+forward's."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from sandboxd.client.run_calls import LEASE_S, DrainInfo, RunEnd, RunInfo, RunOp
 from sandboxd.client.session_calls import SessionInfos, SessionOptions
 from sandboxd.client.sync_driver import Driver
 from sandboxd.client.sync_files import SandboxFiles
+from sandboxd.client.sync_port import SandboxPorts
 from sandboxd.client.sync_process import Process
 from sandboxd.client.sync_run import Run
 from sandboxd.client.sync_session import Session
@@ -180,7 +182,7 @@ class Client(Driver):
         return self.do(calls.reload())
 
 
-class Sandbox(SandboxFiles):
+class Sandbox(SandboxFiles, SandboxPorts):
     """One sandbox. Made by ``create`` or ``connect``, here or at a ``Client``.
 
     As a context manager: one that was created is deleted at the end, one that was connected to is

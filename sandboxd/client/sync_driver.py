@@ -47,6 +47,11 @@ class Driver:
         self._closed = False
 
     @property
+    def address(self) -> address.Address:
+        """Where the daemon is, for what goes over connections of its own."""
+        return self._address
+
+    @property
     def url(self) -> str:
         return self._address.url
 

@@ -83,6 +83,12 @@ int path_find_target(int root_fd, const char *path, char *buffer, const char **b
         errno = err;
         if (len < 0)
             return -1;
+        /* The text of a magic link is no path of the sandbox. */
+        int end = sys_openat_root(root_fd, before, O_PATH, 0);
+        if (end < 0 && errno == ELOOP)
+            return -1;
+        if (end >= 0)
+            close(end);
         size_t keep = *link == '/' ? 0 : (size_t)(strrchr(before, '/') - before) + 1;
         errno = ENAMETOOLONG;
         if (keep + (size_t)len >= sizeof before)

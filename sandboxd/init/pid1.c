@@ -166,6 +166,30 @@ static void attach(uint32_t client, struct inbox *in) {
     answer(client, R_DONE, in->head.id, NULL);
 }
 
+/* The asker connects it. Not held where its queue is full: an asker that takes no answers needs no
+ * socket. */
+static void make_socket(uint32_t client, const struct inbox *in) {
+    struct failure fail = {STEP_SOCKET, 0, EBADMSG, 0};
+    struct socket_req req;
+    if (in->head.len != sizeof req) {
+        answer(client, R_FAILED, in->head.id, &fail);
+        return;
+    }
+    memcpy(&req, in->payload, sizeof req);
+    int fd = -1;
+    errno = EAFNOSUPPORT;
+    if (req.family == AF_INET || req.family == AF_INET6)
+        fd = socket((int)req.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool sent = fd >= 0 &&
+                !wire_send(clients[client].fd, R_DONE, in->head.id, NULL, 0, &fd, 1, MSG_DONTWAIT);
+    if (!sent) {
+        fail_at(&fail, STEP_SOCKET, 1);
+        answer(client, R_FAILED, in->head.id, &fail);
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
 static int join_cgroups(struct inbox *in, struct failure *fail) {
     struct setup setup;
     errno = EBADMSG;
@@ -266,6 +290,8 @@ static void handle(uint32_t client, struct inbox *in) {
         kill_exec(client, in);
     } else if (in->head.type == M_ATTACH && launcher) {
         attach(client, in);
+    } else if (in->head.type == M_SOCKET) {
+        make_socket(client, in);
     } else if (in->head.type == M_PING) {
         answer(client, R_DONE, in->head.id, NULL);
     } else if ((in->head.type == M_SETUP || in->head.type == M_ROOT || in->head.type == M_FILTER ||

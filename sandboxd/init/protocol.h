@@ -28,6 +28,8 @@
  *            <--- R_EXIT ---------------------------------
  *            ---- M_KILL --------------------------------->
  *            <--- R_GONE ---------------------------------  (tree and SIGKILL only, when none is left)
+ *            ---- M_SOCKET ------------------------------->
+ *            <--- R_DONE | R_FAILED -----------------------           fds: the socket
  *
  * `id` is chosen by whoever asks and is unique on its own socket. When a control socket closes, what
  * was started over it is killed, but for execs with EXEC_DETACH. When the launcher's closes, PID 1
@@ -62,7 +64,8 @@ enum msg_type {
     M_FILE = 20,
     M_KILL = 21,
     M_PING = 22,
-    M_FILTER = 23,
+    M_SOCKET = 23,
+    M_FILTER = 24,
     M_VIEWS = 25,
     Z_READY = 64,
     Z_CLONED = 65,
@@ -246,6 +249,12 @@ struct kill_req {
     uint32_t scope;
 };
 
+/* M_SOCKET: a TCP socket of the sandbox's network namespace, close-on-exec and non-blocking, which is
+ * whose it is wherever it is used: nothing of the sandbox runs to make it. */
+struct socket_req {
+    uint32_t family; /* AF_INET or AF_INET6 */
+};
+
 /* Where a set-up failed. STEP_NONE means it did not. `index` says which of several. */
 enum step {
     STEP_NONE = 0,
@@ -301,6 +310,7 @@ enum step {
     STEP_FILE_CHANGED, /* by another process while it was being read, moved or removed */
     STEP_ARCHIVE,
     STEP_TTY,
+    STEP_SOCKET,
     STEP_VIEW, /* of PID 1; which path of M_VIEWS */
     STEP_COUNT
 };

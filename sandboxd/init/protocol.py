@@ -43,7 +43,8 @@ class MsgType(IntEnum):
     M_FILE = 20
     M_KILL = 21
     M_PING = 22
-    M_FILTER = 23
+    M_SOCKET = 23
+    M_FILTER = 24
     M_VIEWS = 25
     Z_READY = 64
     Z_CLONED = 65
@@ -177,8 +178,9 @@ class Step(IntEnum):
     STEP_FILE_CHANGED = 48
     STEP_ARCHIVE = 49
     STEP_TTY = 50
-    STEP_VIEW = 51
-    STEP_COUNT = 52
+    STEP_SOCKET = 51
+    STEP_VIEW = 52
+    STEP_COUNT = 53
 
     @property
     def slug(self) -> str:
@@ -206,6 +208,7 @@ EXEC_REQ: Final = struct.Struct("=IIIII")
 FILE_REQ: Final = struct.Struct("=IIIIQQQQQqqIIII")
 FILE_ENTRY: Final = struct.Struct("=IIIIIIIIQQq")
 KILL_REQ: Final = struct.Struct("=II")
+SOCKET_REQ: Final = struct.Struct("=I")
 FAILURE: Final = struct.Struct("=IIiI")
 STARTED: Final = struct.Struct("=II")
 EXITED: Final = struct.Struct("=IIiIiIIIQqQQQ")
@@ -346,6 +349,11 @@ def file_payload(
 def kill_payload(signal: int, scope: KillScope) -> bytes:
     """Payload of M_KILL."""
     return KILL_REQ.pack(signal, scope)
+
+
+def socket_payload(family: int) -> bytes:
+    """Payload of M_SOCKET; ``family``: AF_INET or AF_INET6."""
+    return SOCKET_REQ.pack(family)
 
 
 def setup_payload(

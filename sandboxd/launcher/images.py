@@ -14,6 +14,7 @@ import fcntl
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -35,6 +36,10 @@ MOUNT_TIMEOUT_S: Final = 15.0
 CHECK_EVERY_S: Final = 5.0
 CHECK_TIMEOUT_S: Final = 10.0
 """A server that has not answered one statfs in this time is killed: its readers cannot be."""
+
+ANSWER_S: Final = 5.0
+"""A statfs takes a millisecond, and waits for its turn behind at most one request of each process
+that reads."""
 
 _LIBRARY_PATHS: Final = ("/usr", "/lib", "/lib64", "/lib32", "/libx32")
 
@@ -180,6 +185,23 @@ class Images:
                     self.kill(image)
                 except OSError:
                     continue  # it died, and its pidfd tells
+
+    def answer(self, keys: Iterable[str]) -> Task[bool]:
+        """Whether the servers of these images answer now. One that does not is left to the watch,
+        which gives it longer before it kills it."""
+        asked = []
+        for key in keys:
+            image = self.by_key.get(key)
+            if image is None:
+                return False
+            asked.append(self._prober.request("fuse-check", lanes=(image.name,), name=image.name))
+        deadline = time.monotonic() + ANSWER_S
+        for reply in asked:
+            try:
+                yield from self._loop.wait(reply, max(0.0, deadline - time.monotonic()), "statfs")
+            except (OSError, TimeoutError):
+                return False
+        return True
 
     def suspect(self, image: MountedImage) -> Task[None]:
         """Something that needed this image took too long: kill its server unless it answers now."""

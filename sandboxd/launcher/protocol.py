@@ -32,6 +32,8 @@ keep       ``name record`` (an object; null: no more)             -
 kept       ``after`` (a name, or "")                              ``kept: [[name, record]] more``
 freeze     ``sandbox frozen`` (a boolean)                         ``execs`` once all are frozen
 kill-exec  ``sandbox cgroup`` (of ``R_STARTED``)                  -
+probe      ``sandbox``                                            ``answer``: whether its images'
+                                                                  servers do, asked now
 exclusive  ``sandbox how``, see ``exclusive.py``                  ``execs`` once it is so
 usage      ``sandbox``                                            figures, see ``usage.py``
 process-…  see below

@@ -70,6 +70,7 @@ class Verbs:
             "kept": self._list_kept,
             "kill-exec": self._kill_exec,
             "freeze": self._freeze,
+            "probe": self._probe,
             "exclusive": self._exclusive,
             "usage": self._usage,
             "process-start": self._process_start,
@@ -280,6 +281,12 @@ class Verbs:
             return {"execs": 0}, ()
         execs = yield from freeze.freeze(self._loop, cgroups)
         return {"execs": execs}, ()
+
+    def _probe(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        answer = yield from self.images.answer(sandbox.images)
+        return {"answer": answer}, ()
 
     def _exclusive(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds

@@ -11,10 +11,12 @@ From the inside out; each file knows only those above it::
     stream      a command told while it runs, and kept for a client that was cut off
     files       whole files in and out as streams
     events      what became of one sandbox, the last of it
+    port_connection  one connection to a program that listens in a sandbox
     sandbox     one sandbox's record, and how it is shown
     idempotency answers kept under an Idempotency-Key
     expiry      when each sandbox's time is up
     waiting     the bounded room before a full node
+    ports       how many of those there may be
     processes   background processes: their spools, their stdin, their end
     shells      what is said to a session's interpreter, and what it answers
     session     one persistent interpreter: its commands, one at a time

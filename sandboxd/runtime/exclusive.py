@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sandboxd.errors import SandboxdError
+from sandboxd.errors import SandboxdError, SandboxExclusive
 from sandboxd.model import Exclusive, ExecRequest, ExecResult
 from sandboxd.runtime.control import Control
 from sandboxd.runtime.exec import Exec, Sink
@@ -54,6 +54,7 @@ async def start(
         return running, running.done
     control = sandbox.control_to_start()
     sandbox.alone = control.alone = True
+    sandbox.ports.end(SandboxExclusive("an exclusive command has the sandbox to itself"))
     try:
         # Sent before: what the daemon had asked for is cloned once this is answered.
         await Ping(control).answered()

@@ -8,7 +8,8 @@ An exec ends when its main process has, never at the end of a pipe, which a back
 hold for ever. When the time is up (the clock is this machine's monotonic one and starts when the
 command is asked for) the whole tree gets SIGTERM, after the grace SIGKILL, and the answer waits for
 R_GONE, so that nothing of the command lives when the caller reads it. If the main process ends
-within the grace, the rest is killed at once: it had its SIGTERM too.
+within the grace, the rest is killed at once: it had its SIGTERM too. A command that waited for an
+image's server that hangs is no slow command: the servers are asked before that is a result.
 
 All of this runs in callbacks of the event loop; the only thing to await is ``Exec.done``. This is
 the hot path: a command that writes little and ends within ``ATTACH_DELAY_S`` costs one send, two
@@ -27,7 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from sandboxd.errors import OomKilled, SandboxDead, SandboxdError, SandboxLost
+from sandboxd.errors import ImageUnavailable, OomKilled, SandboxDead, SandboxdError, SandboxLost
 from sandboxd.init import protocol
 from sandboxd.init.protocol import (
     Exited,
@@ -68,6 +69,7 @@ class Exec:
     __slots__ = (
         "_captures",
         "_cgroup",
+        "_check_images",
         "_control",
         "_cwd",
         "_deadline",
@@ -76,6 +78,7 @@ class Exec:
         "_exited_at",
         "_gone",
         "_id",
+        "_images_answer",
         "_killed",
         "_leftovers",
         "_loop",
@@ -109,6 +112,7 @@ class Exec:
         leftovers: Leftovers,
         on_kill: Callable[[int], None],
         on_unkillable: Callable[[], None],
+        check_images: Callable[[Callable[[bool], None]], None] = lambda told: told(True),
         sinks: tuple[Sink, Sink] | None = None,
         on_started: Callable[[int], None] | None = None,
     ) -> None:
@@ -121,6 +125,8 @@ class Exec:
         self._leftovers = leftovers
         self._on_kill = on_kill
         self._on_unkillable = on_unkillable
+        self._check_images = check_images
+        self._images_answer: bool | None = None
         self._captures: tuple[Sink, Sink] = sinks or (
             Capture(request.max_output_bytes, request.truncate),
             Capture(request.max_output_bytes, request.truncate),
@@ -188,12 +194,17 @@ class Exec:
         self._timed_out = True
         self._timeout_reason = reason
         self._poll_pipes()
+        self._check_images(self._images_told)
         if self._request.grace_s <= 0:
             self._kill()
             return
         # The timer first: sending may end this exec when the sandbox does not take it.
         self._timer = self._loop.call_later(self._request.grace_s, self._kill)
         self._signal_tree(signal.SIGTERM)
+
+    def _images_told(self, answer: bool) -> None:
+        self._images_answer = answer
+        self._end()
 
     def _kill(self) -> None:
         self._killed = True
@@ -323,6 +334,11 @@ class Exec:
             return
         if not self._timed_out and not has_run(exited.failure):
             self._fail(exec_failure(exited.failure, user=self._user, cwd=self._cwd))
+            return
+        if self._timed_out and not self._images_answer:
+            # None: not known yet, and then this is called again.
+            if self._images_answer is False:
+                self._fail(ImageUnavailable("the image's server did not answer in the meantime"))
             return
         for fd, capture in zip(self._pipes, self._captures, strict=False):
             if fd < 0:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandboxd.errors import NodeUnavailable, SandboxdError, SandboxNotFound
+from sandboxd.errors import NodeUnavailable, SandboxdError, SandboxNotFound, SandboxPaused
 from sandboxd.model import SandboxState
 from sandboxd.runtime.ping import Ping
 from sandboxd.runtime.sandbox import Sandbox, SandboxView, now
@@ -51,6 +51,7 @@ async def pause(runtime: Runtime, sandbox: Sandbox) -> SandboxView:
     # First, so that nothing new is started; then the ping: PID 1 answers in order, so every command
     # sent before has its cgroup once it is answered, and is seen by the freeze.
     sandbox.state = SandboxState.PAUSED
+    sandbox.ports.end(SandboxPaused(f"sandbox {sandbox.id} was paused", hint="resume it first"))
     try:
         await Ping(control).answered()
         await _note(runtime, sandbox)

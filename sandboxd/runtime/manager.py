@@ -18,7 +18,7 @@ import resource
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.failures import death
 from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
+from sandboxd.runtime.ports import Ports
 from sandboxd.runtime.processes import ProcessTables
 from sandboxd.runtime.profiles import Profiles
 from sandboxd.runtime.runs import RunTable
@@ -115,6 +116,7 @@ class Runtime:
             drain=self.drain,
             next_due_s=self._expiry.next_s,
         )
+        self.ports = Ports(self.config)
         self.processes = ProcessTables(self.launcher, self.config, lambda: new_id("ps"))
         self.sessions = SessionTables(self.processes, lambda: new_id("ss"))
         self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
@@ -325,7 +327,21 @@ class Runtime:
         """Take over the fds of an answer that says how a sandbox is reached."""
         path = str(answer.ok.get("oom_kill_path") or "")
         sandbox.kill_from_outside = lambda number: self._kill_exec(sandbox.id, number)
+        sandbox.check_images = lambda told: self._check_images(sandbox.id, told)
         sandbox.connect(answer.take_fds(), path, self._control_closed)
+
+    def _check_images(self, sandbox_id: str, told: Callable[[bool], None]) -> None:
+        async def ask() -> None:
+            answers = True
+            try:
+                answer = await self.launcher.call("probe", sandbox=sandbox_id)
+                answers = bool(answer.ok.get("answer"))
+            except SandboxdError:
+                pass  # nothing is known against them
+            finally:
+                told(answers)
+
+        self.spawn(ask())
 
     def _kill_exec(self, sandbox_id: str, number: int) -> None:
         async def ask() -> None:

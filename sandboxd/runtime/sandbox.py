@@ -40,6 +40,7 @@ from sandboxd.runtime.exec import Exec, Sink
 from sandboxd.runtime.image_watch import ImageWatch
 from sandboxd.runtime.oom import OomCounter
 from sandboxd.runtime.pipes import Leftovers
+from sandboxd.runtime.port_connection import PortConnections
 
 log = logging.getLogger(__name__)
 
@@ -115,12 +116,15 @@ class Sandbox:
     """An exclusive command has it to itself (``exclusive.py``)."""
     kill_from_outside: Callable[[int], None] = lambda _cgroup: None
     """Have the launcher kill an exec, by the number of its cgroup."""
+    check_images: Callable[[Callable[[bool], None]], None] = lambda told: told(True)
+    """Find out whether the servers of its images answer, and tell."""
     last_used_at: float = field(default_factory=time.monotonic)
     events: EventLog = field(default_factory=EventLog)
     execs: dict[str, Exec] = field(default_factory=dict)
     """The commands that run and have an id to be killed by."""
     background: int = 0
     """Processes that run in the background, as far as this daemon knows."""
+    ports: PortConnections = field(default_factory=PortConnections)
     _control: Control | None = None
     _oom: OomCounter | None = None
     _images: ImageWatch | None = None
@@ -144,6 +148,10 @@ class Sandbox:
             if idle_left_s < left_s:
                 left_s, why = idle_left_s, f"it was idle for {idle_s:g} s"
         return left_s, why
+
+    def touch(self) -> None:
+        """It is being used: its idle time begins anew."""
+        self.last_used_at = time.monotonic()
 
     @property
     def user(self) -> str:
@@ -252,11 +260,13 @@ class Sandbox:
         self.failure = error
         self.state = SandboxState.FAILED
         self.events.add("failed", error.message, code=error.code, **_reason(error))
+        self.ports.end(error)
         if self._control is not None:
             self._control.fail(error)
 
     def disconnect(self, error: SandboxdError) -> None:
         """Let go of every fd; what is under way ends with ``error``. Idempotent."""
+        self.ports.end(error)
         if self._control is not None:
             self._control.fail(error)
         if self._leftovers is not None:
@@ -323,6 +333,7 @@ class Sandbox:
             leftovers=self._leftovers,
             on_kill=self.kill_from_outside,
             on_unkillable=self._unkillable,
+            check_images=self.check_images,
             sinks=sinks,
             on_started=on_started,
         )

@@ -31,6 +31,11 @@ def configured() -> Path:
     return image_factory.configured_image()
 
 
+@pytest.fixture(scope="session")
+def python_image() -> Path:
+    return image_factory.python_image()
+
+
 @pytest.fixture(scope="module")
 def configured_daemon(leak_check: LeakCheck, configured: Path, busybox: Path) -> Iterator[Daemon]:
     """A daemon whose image `configured` has an environment, a user and a working directory."""

@@ -11,6 +11,9 @@ import io
 import json
 import random
 import shutil
+import subprocess
+import sys
+import sysconfig
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import websockets
 
 from tests.framework import images
 
@@ -119,3 +123,42 @@ def _write_layout(layout: Path, layer: bytes, config: dict[str, Any]) -> None:
     }
     (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
     (layout / "index.json").write_text(json.dumps(index))
+
+
+def python_image() -> Path:
+    """Busybox and this machine's Python with its standard library and `websockets`: for programs
+    that a busybox cannot be."""
+    interpreter = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}").resolve()
+    if not interpreter.exists():
+        pytest.skip(f"no {interpreter}")
+    sources = (Path(__file__), Path(images.__file__), interpreter)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    digest.update(websockets.__version__.encode())
+    target = images.cache_dir() / f"python-{digest.hexdigest()[:16]}.sif"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(prefix="sandboxd-test-image-") as scratch:
+            rootfs = Path(scratch, "rootfs")
+            program = shutil.which("busybox")
+            assert program is not None
+            images.make_busybox_rootfs(Path(program), rootfs)
+            _add_python(rootfs, interpreter)
+            images.convert(f"rootfs:{rootfs}", target)
+    return target
+
+
+def _add_python(rootfs: Path, interpreter: Path) -> None:
+    shutil.copy2(interpreter, rootfs / "usr/bin/python3")
+    standard = Path(sysconfig.get_path("stdlib"))
+    wanted = [f"lib-dynload/{name}.*.so" for name in ("_ssl", "_hashlib")]
+    for binary in (interpreter, *(one for name in wanted for one in standard.glob(name))):
+        listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True)
+        for word in listed.stdout.split():
+            if word.startswith("/"):
+                library = rootfs / word[1:]
+                library.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(word, library)
+    left_out = shutil.ignore_patterns("__pycache__", "test", "ensurepip", "lib2to3", "config-*")
+    there = rootfs / standard.relative_to("/")
+    shutil.copytree(standard, there, ignore=left_out, symlinks=True)
+    package = Path(websockets.__file__).parent
+    shutil.copytree(package, there / "websockets", ignore=shutil.ignore_patterns("__pycache__"))

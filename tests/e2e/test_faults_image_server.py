@@ -143,6 +143,27 @@ def test_a_stopped_server_ends_a_reader_by_name_within_the_watchs_time(
         assert daemon.exec(again, "cat /bulk/0 | wc -c")["stdout"] == "4194304\n"
 
 
+def test_a_time_out_while_the_server_hangs_is_the_nodes(start_daemon: StartDaemon):
+    """Before the watch has found out. Positive control: the same with a server that answers."""
+    daemon = start_daemon()
+    sandbox = daemon.create("busybox")
+    marker = new_marker()
+    with client_of(daemon) as client:
+
+        def run() -> httpx.Response:
+            command = {"command": ["sleep", marker], "timeout_s": 2}
+            return client.post(f"/v1/sandboxes/{sandbox}/exec", json=command)
+
+        assert (run().json()["exit_code"], run().json()["timed_out"]) == (124, True)
+        (server,) = servers_of(daemon)
+        with in_background(run) as answer:
+            wait_for_marker(marker)
+            with stopped(server):
+                refusal(answer.result(timeout=40), 503, "image-unavailable", "node", retryable=True)
+                assert pids_with(marker) == []
+    daemon.delete(sandbox)
+
+
 def test_a_delete_does_not_wait_for_a_stopped_server_for_ever(
     start_daemon: StartDaemon, bulky: Path
 ):

@@ -319,3 +319,20 @@ def test_the_host_has_no_file_of_it(daemon: Daemon, sandbox: str):
     write(daemon, sandbox, f"/tmp/{name}", b"inside")
     assert not Path(f"/{name}").exists()
     assert not Path(f"/tmp/{name}").exists()
+
+
+@pytest.mark.parametrize("path", ["/proc/self/exe", "/work/to-exe", "/proc/self/root/x"])
+@pytest.mark.parametrize("parents", [True, False])
+def test_a_magic_link_of_proc_leads_nowhere(daemon: Daemon, sandbox: str, path: str, parents: bool):
+    """Its text is a path of the node, which must not be made in the sandbox."""
+    daemon.exec(sandbox, "ln -s /proc/self/exe /work/to-exe; touch /tmp/before")
+    answer = daemon.http.put(
+        f"/v1/sandboxes/{sandbox}/files",
+        params={"path": path, "parents": parents},
+        content=b"#!/bin/sh\n",
+    )
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["cause"] == "request"
+    found = "find / -xdev -newer /tmp/before -not -path '/proc/*' -type f"
+    assert daemon.exec(sandbox, found)["stdout"] == ""
+    assert daemon.exec(sandbox, "true")["exit_code"] == 0

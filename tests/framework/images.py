@@ -41,12 +41,13 @@ def busybox_image() -> Path:
     target = cache_dir() / f"busybox-{key}.sif"
     if not target.exists():
         with tempfile.TemporaryDirectory(prefix="sandboxd-test-image-") as scratch:
-            _busybox_rootfs(Path(program), Path(scratch, "rootfs"))
+            make_busybox_rootfs(Path(program), Path(scratch, "rootfs"))
             convert(f"rootfs:{scratch}/rootfs", target)
     return target
 
 
-def _busybox_rootfs(program: Path, rootfs: Path) -> None:
+def make_busybox_rootfs(program: Path, rootfs: Path) -> None:
+    """A directory that is what the image is made of."""
     for name in ("bin", "etc", "proc", "sys", "dev", "root", "home/agent", "usr/bin", "var"):
         (rootfs / name).mkdir(parents=True)
     (rootfs / "tmp").mkdir()

@@ -53,6 +53,7 @@ class FakeLauncher:
         self.root = root
         self.file_program = file_program
         self.oom_path = ""
+        self.servers_answer = True
         self.rows = {}
         self.pid1s = {}
         self.mounted = {}
@@ -127,6 +128,9 @@ class FakeLauncher:
     def do_hello(self, message, _fds):
         said = {"version": protocol.VERSION, "init": self.init, "boot_id": "b", "started_at": 1.0}
         return {"ok": said}
+
+    def do_probe(self, message, _fds):
+        return {"ok": {"answer": self.servers_answer}}
 
     def do_node(self, message, _fds):
         return {

@@ -353,3 +353,19 @@ def test_every_documented_error_has_its_code(client):
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert ("security" in operation) == path.startswith("/v1/")
+
+
+def test_a_time_out_while_the_images_server_hangs_is_the_nodes(client, launcher):
+    made = create(client)
+    launcher.servers_answer = False
+    body = {"command": ["sleep", "60"], "timeout_s": 0.2}
+    answer = client.post(f"/v1/sandboxes/{made.id}/exec", json=body)
+    error = error_of(answer, 503)
+    assert (error["code"], error["cause"], error["retryable"]) == (
+        "image-unavailable",
+        "node",
+        True,
+    )
+    assert run(client, made.id, ["true"]).exit_code == 0
+    launcher.servers_answer = True
+    assert client.post(f"/v1/sandboxes/{made.id}/exec", json=body).json()["exit_code"] == 124

@@ -41,6 +41,10 @@ NO_METHOD = {
     "GET /healthz": "for a supervisor; whoever has a client asks what it wants to know",
     "GET /readyz": "for a supervisor and a load balancer",
     "HEAD /v1/sandboxes/{sandbox_id}/files": "stat tells the same, of every type of file",
+    **{
+        f"{method} /v1/sandboxes/{{sandbox_id}}/ports/{{port}}/http/{{path}}": "by an httpx client"
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+    },
 }
 NOT_SAID = {
     "POST /v1/sandboxes/{sandbox_id}/processes/{process_id}/stdin": {
@@ -195,6 +199,7 @@ def file_calls_of(sandbox, path, here):
 
 COVERED_BY_OTHERS = {
     *("close", "url", "do", "upload", "stream", "id", "info", "read_text"),
+    *("address", "http", "tunnel", "forward"),  # over connections of their own
     *("wait", "output"),  # of a process: read, again and again
 }
 

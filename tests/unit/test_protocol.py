@@ -96,6 +96,7 @@ STRUCTS = {
         ),
     ),
     "kill_req": (protocol.KILL_REQ, ("signal", "scope")),
+    "socket_req": (protocol.SOCKET_REQ, ("family",)),
     "failure": (protocol.FAILURE, ("step", "index", "err", "reserved")),
     "started": (protocol.STARTED, ("pid", "cgroup")),
     "exited": (

@@ -46,6 +46,7 @@ EXEC_ERRORS: Final = (
     errors.TooManyExecs,
     errors.ExecIdTaken,
     errors.ExecSetupFailed,
+    errors.ImageUnavailable,
     errors.NodeError,
     errors.NodeUnavailable,
 )

@@ -266,3 +266,34 @@ def test_pid1_keeps_nothing_of_the_zygotes(node):
         assert [links[n] for n in "012"] == ["/dev/null"] * 3
         assert links["3"].startswith("socket:")
         assert sorted(links) == ["0", "1", "2", "3", "4", "5"]  # epoll and signalfd
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_socket_of_the_sandboxs_network_namespace(sandbox, family):
+    """Positive control: the same address, from a socket of this namespace, reaches us."""
+    with socket.socket(family) as listener:
+        listener.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
+        listener.listen()
+        address = listener.getsockname()
+        client = sandbox.attach()
+        asked = client.send(MsgType.M_SOCKET, wire.socket_payload(family))
+        _, fds = client.expect(asked, MsgType.R_DONE)
+        with socket.socket(fileno=fds[0]) as made:
+            assert (made.family, made.type) == (family, socket.SOCK_STREAM)
+            assert not os.get_blocking(made.fileno())
+            made.setblocking(True)
+            with pytest.raises(ConnectionRefusedError):
+                made.connect(address)
+        with socket.create_connection(address[:2]):
+            pass
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"x" * 5, wire.socket_payload(socket.AF_UNIX), wire.socket_payload(socket.AF_NETLINK)],
+)
+def test_other_sockets_are_not_made(sandbox, payload):
+    client = sandbox.attach()
+    with pytest.raises(Refused, match="socket"):
+        client.call(MsgType.M_SOCKET, payload)
+    client.call(MsgType.M_PING)
