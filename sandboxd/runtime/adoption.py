@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from sandboxd.errors import NodeUnavailable, SandboxDead, SandboxdError
+from sandboxd.errors import NodeError, NodeUnavailable, SandboxDead, SandboxdError, SandboxLost
+from sandboxd.init.protocol import close_fds
 from sandboxd.launcher.protocol import SandboxRow
 from sandboxd.model import SandboxState
 from sandboxd.runtime.failures import death
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ATTACH_AT_ONCE: Final = 64
+ATTACH_WAIT_S: Final = 2.0
+"""One sandbox that starves its own PID 1 shall not keep the node from serving the others."""
+ATTACH_AGAIN_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -88,8 +92,6 @@ class Adoption:
             log.info("sandbox %s was not finished and is deleted", row.sandbox)
             self.abandoned.add(row.sandbox)
             return
-        async with gate:
-            await self._reach(sandbox, row)
         sandbox.mount = self.runtime.images.hold(row.images, sandbox.spec.image)
         self.table[sandbox.id] = sandbox
         self.runtime.admission.adopt(sandbox.id, sandbox.spec)
@@ -98,23 +100,49 @@ class Adoption:
         if sandbox.mark is not None:
             with contextlib.suppress(SandboxdError):
                 if self.keys.find(sandbox.mark) is None:
-                    self.keys.remember(sandbox.mark, sandbox.view())
-
-    async def _reach(self, sandbox: Sandbox, row: SandboxRow) -> None:
-        """A way to its PID 1, or why there is none."""
+                    view = replace(sandbox.view(), state=SandboxState(row.state))
+                    self.keys.remember(sandbox.mark, view)
         if row.state != SandboxState.RUNNING:
             sandbox.fail(death(row.reason or row.state))
             return
-        try:
-            answer = await self.runtime.launcher.call("attach", sandbox=row.sandbox)
-            self.runtime.connect(sandbox, answer)
-            if sandbox.state is SandboxState.PAUSED:
-                # It was noted before it was done, or undone before that was noted.
-                await self.runtime.launcher.call("freeze", sandbox=sandbox.id, frozen=True)
-            if sandbox.spec.idle_timeout_s is not None:
-                # What runs in the background keeps it from being idle, so it has to be known.
-                await self.runtime.processes.of(sandbox).rows()
-        except NodeUnavailable:
-            raise
-        except SandboxdError as error:
-            sandbox.fail(SandboxDead(f"the sandbox cannot be reached: {error.message}"))
+        async with gate:
+            reached = self.runtime.spawn(self._reach(sandbox))
+            await asyncio.wait({reached}, timeout=ATTACH_WAIT_S)
+            if reached.done():
+                reached.result()
+            else:
+                log.warning("sandbox %s does not answer yet; the others go on", sandbox.id)
+
+    async def _reach(self, sandbox: Sandbox) -> None:
+        """Find a way to its PID 1, however long that takes.
+
+        Raises NodeUnavailable where the launcher is lost, and it is unknown again.
+        """
+        while self.table.get(sandbox.id) is sandbox:
+            try:
+                await self._attach(sandbox)
+            except NodeUnavailable:
+                self.runtime.forget(sandbox)
+                raise
+            except SandboxLost as error:
+                sandbox.fail(error)
+            except NodeError:
+                # Its PID 1 is short of CPU or memory, by what runs beside it.
+                await asyncio.sleep(ATTACH_AGAIN_S)
+                continue
+            except SandboxdError as error:
+                sandbox.fail(SandboxDead(f"the sandbox cannot be reached: {error.message}"))
+            return
+
+    async def _attach(self, sandbox: Sandbox) -> None:
+        answer = await self.runtime.launcher.call("attach", sandbox=sandbox.id)
+        if self.table.get(sandbox.id) is not sandbox or sandbox.state is SandboxState.DELETING:
+            close_fds(answer.take_fds())
+            return
+        self.runtime.connect(sandbox, answer)
+        if sandbox.state is SandboxState.PAUSED:
+            # It was noted before it was done, or undone before that was noted.
+            await self.runtime.launcher.call("freeze", sandbox=sandbox.id, frozen=True)
+        if sandbox.spec.idle_timeout_s is not None:
+            # What runs in the background keeps it from being idle, so it has to be known.
+            await self.runtime.processes.of(sandbox).rows()

@@ -446,7 +446,7 @@ class Runtime:
             sandbox.deletion = None
 
     def forget(self, sandbox: Sandbox) -> None:
-        """It is gone from the launcher."""
+        """Let go of all that this daemon has of it."""
         if self._table.get(sandbox.id) is sandbox:
             del self._table[sandbox.id]
         self._let_go(sandbox)

@@ -172,6 +172,8 @@ class FakeLauncher:
         return {"ok": {**ok, "oom_kill_path": self.oom_path}}
 
     def do_attach(self, message, fds):
+        if message["sandbox"] not in self.rows:
+            return {"error": {"code": "sandbox-not-found", "message": "gone"}}
         ours, theirs = seqpacket_pair()
         self.pid1s[message["sandbox"]].append(FakePid1(theirs, self.root, self.file_program))
         fds.append(ours.detach())

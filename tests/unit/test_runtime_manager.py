@@ -20,7 +20,7 @@ from sandboxd.errors import (
 from sandboxd.init.fingerprint import fingerprint as fingerprint_of_init
 from sandboxd.launcher.client import LauncherClient, error_from_launcher
 from sandboxd.model import ExecRequest, Limits, SandboxSpec, SandboxState
-from sandboxd.runtime import expiry, manager
+from sandboxd.runtime import adoption, expiry, manager
 from sandboxd.runtime.idempotency import fingerprint
 from sandboxd.runtime.manager import Runtime, new_id
 from sandboxd.runtime.sandbox import Sandbox
@@ -203,6 +203,38 @@ def test_one_that_was_not_finished_is_not_taken_over(world):
     views = asyncio.run(first())
     world.launcher.rows[views[0].id]["meta"]["finished"] = False
     asyncio.run(second(views))
+
+
+def test_one_whose_pid_1_is_slow_keeps_nobody_waiting(world, monkeypatch):
+    monkeypatch.setattr(adoption, "ATTACH_WAIT_S", 0.05)
+    monkeypatch.setattr(adoption, "ATTACH_AGAIN_S", 0.01)
+
+    async def first():
+        async with world.runtime() as runtime:
+            return [await runtime.create(SPEC, f"key-{n}") for n in range(2)]
+
+    async def second(views):
+        slow, well = sorted(view.id for view in views)
+        starved = {"code": "node-error", "message": "attach took too long"}
+        world.launcher.fail["attach"] = [starved, starved]  # each, once ...
+        world.launcher.held.add("attach")  # ... and all wait at first
+        async with world.runtime() as runtime:  # it is ready all the same
+            for one in (slow, well):
+                assert runtime.find(one).state is SandboxState.CREATING
+                with pytest.raises(NodeUnavailable):
+                    runtime.find(one).control()
+            await runtime.create(SPEC)
+            # A key means the same as ever.
+            assert (await runtime.create(SPEC, "key-0")).id == views[0].id
+            # One that is deleted meanwhile stays deleted, and no descriptor of it is kept.
+            await runtime.delete(well)
+            world.launcher.release("attach")
+            await until(lambda: runtime.find(slow).state is SandboxState.RUNNING)
+            assert (await run(runtime.find(slow), "/bin/echo", "x")).exit_code == 0
+            with pytest.raises(SandboxNotFound):
+                runtime.find(well)
+
+    asyncio.run(second(asyncio.run(first())))
 
 
 def test_what_was_paused_half_way_is_paused(world):
