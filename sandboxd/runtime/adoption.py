@@ -122,7 +122,8 @@ class Adoption:
             try:
                 await self._attach(sandbox)
             except NodeUnavailable:
-                self.runtime.forget(sandbox)
+                if self.table.get(sandbox.id) is sandbox:
+                    self.runtime.forget(sandbox)
                 raise
             except SandboxLost as error:
                 sandbox.fail(error)
