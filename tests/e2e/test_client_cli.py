@@ -106,8 +106,8 @@ def test_settings_and_where_they_are_from(sandboxd: CommandLine, tmp_path: Path)
     file = tmp_path / "sandboxd.toml"
     file.write_text("slots_min = 9\n[max_limits]\ncpus = 3.5\n")
     shown = good(sandboxd("config", "show", "--origin", "--json", "--config", str(file)))
-    assert shown["slots_min"] == {"value": 9, "origin": str(file)}
-    assert shown["max_limits.cpus"] == {"value": 3.5, "origin": str(file)}
+    assert shown["slots_min"] == {"value": 9, "origin": f"{file}:1"}
+    assert shown["max_limits.cpus"] == {"value": 3.5, "origin": f"{file}:3"}
     assert shown["slots_max"]["origin"] == "default"
     lines = good(sandboxd("config", "show")).splitlines()
     assert lines[0].split() == ["SETTING", "VALUE"]
