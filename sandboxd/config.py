@@ -22,6 +22,7 @@ from typing import Any, Final
 from sandboxd.config_lines import key_lines
 from sandboxd.errors import ConfigError
 from sandboxd.model import Limits
+from sandboxd.network.policy import parse_pool, parse_upstreams
 
 ENV_PREFIX: Final = "SANDBOXD_"
 WRITABLE_LAYERS: Final = ("auto", "tmpfs", "ext4")
@@ -157,6 +158,16 @@ class Config:
     """Of a JSON request; a file's content is streamed and not bounded by it. Takes a stdin of
     64 MiB in base64."""
     max_file_bytes: int = 16 * 1024 * 1024 * 1024
+    network_pool: str = "100.126.0.0/16"
+    """Private addresses for sandboxes that have a network, a /16 to a /22; they are seen nowhere
+    outside the node. None has one if it is empty."""
+    network_bandwidth_mbit: int = 1000
+    """Of each sandbox in each direction: what it has, and the most that may be asked for."""
+    allow_full_network: bool = False
+    """Whether a sandbox may have all of the network instead of a list."""
+    dns_upstreams: str = ""
+    """Servers that sandboxes' allowed names are asked of, comma-separated, each with a port where
+    it is not 53; those of the host's resolv.conf if empty."""
     default_limits: Limits = field(default_factory=Limits)
     """Of a sandbox that names none."""
     max_limits: Limits = field(
@@ -350,6 +361,15 @@ def _check(config: Config) -> None:
                 raise refuse(one.name, f"must be in -1000 to 1000, not {value}")
         elif isinstance(value, int | float) and (value < 0 or (value == 0 and not zero_is_fine)):
             raise refuse(one.name, f"must be more than 0, not {value:g}")
+    try:
+        if config.network_pool:
+            parse_pool(config.network_pool)
+    except ValueError as error:
+        raise refuse("network_pool", str(error)) from None
+    try:
+        parse_upstreams(config.dns_upstreams)
+    except ValueError as error:
+        raise refuse("dns_upstreams", str(error)) from None
     for name in ("ttl_s", "timeout_s"):
         if getattr(config, f"default_{name}") > getattr(config, f"max_{name}"):
             raise refuse(f"default_{name}", f"is more than max_{name}", f"max_{name}")

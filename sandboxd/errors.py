@@ -154,6 +154,12 @@ class SeccompNotFound(RequestError):
     code = "seccomp-not-found"
 
 
+class NetworkNotAllowed(RequestError):
+    """This node's configuration does not allow the network that was asked for."""
+
+    code = "network-not-allowed"
+
+
 class IdempotencyConflict(RequestError):
     """The Idempotency-Key was used before with another body."""
 
@@ -487,6 +493,13 @@ class ImageUnavailable(NodeError):
     """The image's file system server died, or the store does not answer."""
 
     code = "image-unavailable"
+
+
+class NetworkUnavailable(NodeError):
+    """The node gives sandboxes no network: it is not set up for it, or it failed."""
+
+    code = "network-unavailable"
+    retryable = False
 
 
 class SandboxLost(NodeError):

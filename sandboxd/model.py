@@ -50,6 +50,34 @@ class Limits:
     shm_mb: int = 64
 
 
+class NetworkMode(StrEnum):
+    """How much of a network a sandbox has."""
+
+    NONE = "none"
+    """Loopback."""
+    ALLOW = "allow"
+    """What a list of entries names."""
+    FULL = "full"
+    """All but the host, other sandboxes and what gives a machine its credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSpec:
+    """The network of a sandbox; ``sandboxd.network.policy`` says what an entry is."""
+
+    mode: NetworkMode = NetworkMode.NONE
+    allow: tuple[str, ...] = ()
+    bandwidth_mbit: int | None = None
+    """In each direction; what the node allows if None."""
+    run_network: bool = False
+    """Whether it sees, and is seen by, the other sandboxes of its run that asked for this."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> NetworkSpec:
+        mode = NetworkMode(data["mode"])
+        return cls(**{**data, "mode": mode, "allow": tuple(data["allow"])})
+
+
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
     """What the image says about how its programs run (the OCI config's inner object)."""
@@ -100,6 +128,7 @@ class SandboxSpec:
     """Deleted once nothing was asked of it, and nothing ran in it, for so long."""
     copy_from: CopyFrom | None = None
     seccomp: SeccompChoice | None = None
+    network: NetworkSpec = NetworkSpec()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,7 +140,8 @@ class SandboxSpec:
         chosen = data.get("seccomp")
         seccomp = SeccompChoice(**chosen) if chosen else None
         limits = Limits(**data["limits"])
-        own = {"limits": limits, "copy_from": copy_from, "seccomp": seccomp}
+        network = NetworkSpec.from_json(data["network"])
+        own = {"limits": limits, "copy_from": copy_from, "seccomp": seccomp, "network": network}
         return cls(**{**data, **own})
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from sandboxd.api.schemas_network import network_answer
 from sandboxd.errors import SandboxdError
 from sandboxd.model import ExecResult, FileInfo
 from sandboxd.runtime.frames import error_fields
@@ -53,6 +54,7 @@ def sandbox_answer(view: SandboxView, *, node: str, enforcement: dict[str, Any])
         "user": view.user,
         "workdir": view.workdir,
         "hostname": view.spec.hostname,
+        "network": network_answer(view.spec.network),
         "ttl_s": view.spec.ttl_s,
         "idle_timeout_s": view.spec.idle_timeout_s,
         "created_at": timestamp(view.created_at),

@@ -67,6 +67,7 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.SandboxPaused: 409,
     errors.SandboxBusy: 409,
     errors.SandboxExclusive: 409,
+    errors.NetworkNotAllowed: 403,
     errors.SandboxReset: 409,
     errors.SandboxRunning: 409,
     errors.SnapshotNotFound: 404,
@@ -81,6 +82,7 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.NodeOverloaded: 429,
     # Of a reload, whose answer goes to the operator.
     errors.ConfigError: 409,
+    errors.NetworkUnavailable: 501,
     errors.SandboxSetupError: 500,
     errors.NodeError: 503,
     errors.SandboxdError: 500,

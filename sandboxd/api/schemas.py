@@ -13,13 +13,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     StringConstraints,
     model_validator,
 )
 
+from sandboxd.api import schemas_base
+from sandboxd.api.schemas_network import NetworkAnswer, NetworkChoice, network_spec
 from sandboxd.config import Config
 from sandboxd.images.store import NAME_MAX, NAME_PATTERN
 from sandboxd.model import (
@@ -32,6 +33,9 @@ from sandboxd.model import (
     Truncate,
     TtySize,
 )
+
+Body = schemas_base.Body
+Answer = schemas_base.Answer
 
 FILES_MAX: Final = 64
 """Inline files of one create: it waits for each of them."""
@@ -88,16 +92,6 @@ ExecId = Annotated[
     StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
     Field(examples=["ex-w5t3d6c2nq4mzk7xq3v4y2a5pe"]),
 ]
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 # --- sandboxes -------------------------------------------------------------------------------
@@ -238,6 +232,8 @@ class CreateBody(Body):
     idle_timeout_s: float | None = Field(default=None, ge=1, le=31_536_000)
     """Deleted earlier, once nothing was asked of it and no command ran in it for so long."""
     hostname: Hostname = "sandbox"
+    network: NetworkChoice = "none"
+    """``none`` is a loopback; ``full`` only where the node's configuration has it."""
     files: Annotated[list[InlineFileBody], Field(max_length=FILES_MAX)] = Field(
         default_factory=list
     )
@@ -253,6 +249,7 @@ class CreateBody(Body):
             self.copy_from.to_copy()
         elif (self.image is None) == (self.snapshot is None):
             raise ValueError("give either image or snapshot")
+        network_spec(self.network, self.run)
         return self
 
     def to_spec(self, config: Config) -> SandboxSpec:
@@ -270,6 +267,7 @@ class CreateBody(Body):
             hostname=self.hostname,
             ttl_s=config.default_ttl_s if self.ttl_s is None else self.ttl_s,
             idle_timeout_s=self.idle_timeout_s,
+            network=network_spec(self.network, self.run),
         )
 
 
@@ -324,6 +322,7 @@ class SandboxAnswer(Answer):
     user: str
     workdir: str
     hostname: str
+    network: Literal["none", "full"] | NetworkAnswer
     ttl_s: float
     idle_timeout_s: float | None
     created_at: str = Field(examples=["2025-11-29T15:43:07.125Z"])
@@ -553,6 +552,20 @@ class AdmissionAnswer(Answer):
     drain: DrainState
 
 
+class NodeNetwork(Answer):
+    """The network that a sandbox can have here."""
+
+    allow: bool
+    """Whether a list is possible."""
+    full: bool
+    run_network: bool
+    ipv6: Literal[False]
+    bandwidth_mbit: int
+    """The most, in each direction."""
+    refusal: str
+    """Why there is none, or empty."""
+
+
 class NodeAnswer(Answer):
     name: str
     version: str
@@ -565,6 +578,7 @@ class NodeAnswer(Answer):
     max_ttl_s: float
     max_timeout_s: float
     max_output_bytes: int
+    network: NodeNetwork
     features: dict[str, Any]
     """What the node can do, as tried out at its start."""
     enforcement: dict[str, Any]

@@ -18,6 +18,7 @@ from sandboxd.cli import (
     cp,
     doctor,
     drain,
+    egress,
     exec_,
     images,
     inspect,
@@ -74,6 +75,7 @@ def build() -> typer.Typer:
     app.command("cp")(cp.cp)
     app.command("inspect")(inspect.inspect)
     app.command("events")(inspect.events)
+    app.command("egress")(egress.egress)
     app.command("top")(top.top)
     app.command("pause")(lifecycle.pause)
     app.command("resume")(lifecycle.resume)

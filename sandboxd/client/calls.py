@@ -19,6 +19,7 @@ from sandboxd.client.failures import NotSandboxd, error_from_json
 from sandboxd.client.reloaded import Reloaded
 from sandboxd.client.results import (
     Deleted,
+    Egress,
     Event,
     ExecResult,
     Image,
@@ -125,6 +126,9 @@ class CreateOptions(TypedDict, total=False):
     ttl_s: float
     idle_timeout_s: float
     hostname: str
+    network: Literal["none", "full"] | Mapping[str, Any]
+    """``{"allow": ["pypi.org:443", ...]}``, with ``bandwidth_mbit`` and ``run_network`` if wanted;
+    a loopback if left out."""
     files: Mapping[str, str | bytes]
     """Small files by path, there from the start."""
     seccomp: str | Mapping[str, Any]
@@ -260,6 +264,12 @@ def events(sandbox: str, after: int, limit: int | None) -> Call[list[Event]]:
         _parser(lambda row: [Event.from_json(one) for one in row["events"]]),
         repeatable=True,
     )
+
+
+def egress(sandbox: str, after: int, limit: int | None) -> Call[Egress]:
+    query = f"after={after}" + ("" if limit is None else f"&limit={limit}")
+    path = f"{_path(sandbox)}/egress?{query}"
+    return Call("GET", path, _parser(Egress.from_json), repeatable=True)
 
 
 def delete(sandbox: str) -> Call[None]:

@@ -46,6 +46,8 @@ class SandboxInfo:
     user: str
     workdir: str
     hostname: str
+    network: str | dict[str, Any]
+    """``none``, ``full``, or what is allowed."""
     ttl_s: float
     idle_timeout_s: float | None
     created_at: datetime
@@ -204,6 +206,45 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class EgressEntry:
+    """Where a sandbox went or was stopped, or a name it asked for, and how often."""
+
+    seq: int
+    kind: str
+    """``connection`` or ``dns``."""
+    allowed: bool
+    protocol: str
+    address: str
+    port: int
+    name: str
+    addresses: list[str]
+    first_at: datetime
+    last_at: datetime
+    count: int
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        times = {name: moment(row[name]) for name in ("first_at", "last_at")}
+        return cls(**known(cls, row) | times)
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """A page of a sandbox's egress log, the least recent first."""
+
+    entries: list[EgressEntry]
+    counts: dict[str, int]
+    next: int
+    """Give it as ``after`` to get what is new since."""
+    more: bool
+
+    @classmethod
+    def from_json(cls, row: Json) -> Self:
+        entries = [EgressEntry.from_json(one) for one in row["entries"]]
+        return cls(**known(cls, row) | {"entries": entries})
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A sandbox's files at one moment, to go back to or to fork from."""
 
@@ -301,6 +342,8 @@ class Node:
     max_ttl_s: float
     max_timeout_s: float
     max_output_bytes: int
+    network: Json
+    """``allow``, ``full``, ``run_network``, ``ipv6``, ``bandwidth_mbit``, and why there is none."""
     default_limits: Limits
     max_limits: Limits
     features: Json = field(repr=False)

@@ -15,6 +15,7 @@ from sandboxd.client.process_calls import Processes, ProcessOptions
 from sandboxd.client.reloaded import Reloaded
 from sandboxd.client.results import (
     Deleted,
+    Egress,
     Events,
     ExecResult,
     ExecResults,
@@ -317,6 +318,10 @@ class Sandbox(SandboxFiles, SandboxPorts):
     def events(self, after: int = 0, *, limit: int | None = None) -> Events:
         """What became of it, the oldest first; ``after`` is the ``seq`` of the last one known."""
         return self._client.do(calls.events(self.id, after, limit))
+
+    def egress(self, after: int = 0, *, limit: int | None = None) -> Egress:
+        """Where it went, where it was stopped, which names it asked for."""
+        return self._client.do(calls.egress(self.id, after, limit))
 
     def delete(self) -> None:
         """When it returns, no process of it lives. Idempotent."""

@@ -18,6 +18,7 @@ from sandboxd.errors import FeatureMissing, SandboxdError
 from sandboxd.host import node_lock
 from sandboxd.host.hostd import NodeSettings, run
 from sandboxd.host.ids import find_ids
+from sandboxd.host.network import NetworkSettings, refusal
 from sandboxd.linux.features import Features, Probe, Status, probe
 from sandboxd.linux.process import lower_oom_score
 
@@ -38,6 +39,8 @@ def main() -> int:
     parser.add_argument("--oom-score-adjust", type=int, default=0, help="of the node's own parts")
     parser.add_argument("--writable-layer", default="auto", choices=("auto", "tmpfs", "ext4"))
     parser.add_argument("--layers-dir", required=True, help="for writable layers on disk")
+    parser.add_argument("--network-pool", default="", help="addresses of sandboxes; none if empty")
+    parser.add_argument("--dns-upstreams", default="", help="the host's own if empty")
     parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
     parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
     parser.add_argument("--lock-fd", type=int, help="the runtime directory's lock, where inherited")
@@ -57,6 +60,7 @@ def main() -> int:
             writable_layer=args.writable_layer,
             layers_dir=args.layers_dir,
         )
+        network = NetworkSettings(args.network_pool, args.dns_upstreams)
         settings = NodeSettings(
             ids=ids,
             runtime_dir=args.runtime_dir,
@@ -71,7 +75,8 @@ def main() -> int:
             writable_layer=features.writable_layer or "",
             overlay_detached=features.overlay_detached,
             layers_dir=args.layers_dir,
-            describe=_describe(features, args.max_sandboxes),
+            describe=_describe(features, args.max_sandboxes, refusal(network)),
+            network=network,
         )
         run(settings, args.lifeline_fd, args.ready_fd)
     except (SandboxdError, OSError) as error:
@@ -91,11 +96,15 @@ def _squashfuse(features: Features, findings: list[Probe]) -> str:
     return features.squashfuse
 
 
-def _describe(features: Features, max_sandboxes: int) -> dict[str, Any]:
+def _describe(features: Features, max_sandboxes: int, network: str) -> dict[str, Any]:
     """What the daemon is told of the node; nothing of it is a secret."""
     told = features.to_json()
     del told["cgroup"]
-    return {"features": told, "capacity": {"max_sandboxes": max_sandboxes}}
+    return {
+        "features": told,
+        "capacity": {"max_sandboxes": max_sandboxes},
+        "network": {"refusal": network},
+    }
 
 
 if __name__ == "__main__":

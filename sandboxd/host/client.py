@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 import socket
 
 from sandboxd.init.protocol import close_fds
@@ -45,17 +43,30 @@ class HostClient:
         sock, pidfd = yield from self._ask("view-server", 2, directory=directory)
         return sock, pidfd
 
-    def _ask(self, verb: str, count: int, **fields: int | str) -> Task[list[int]]:
-        """Descriptors, ``count`` of them. Raises OSError, TimeoutError."""
+    def netns_fd(self, pid: int, pidfd: int) -> Task[int]:
+        """The network namespace of a PID 1; the caller's to close."""
+        (fd,) = yield from self._ask("netns", 1, (pidfd,), pid=pid)
+        return fd
+
+    def network(self) -> Task[list[int]]:
+        """Sockets to a router and a resolver that were started for it; the caller's to close.
+
+        Raises OSError, EOPNOTSUPP with the reason where this node gives no network.
+        """
+        return (yield from self._ask("network", 2))
+
+    def _ask(
+        self, verb: str, count: int, fds: tuple[int, ...] = (), **fields: object
+    ) -> Task[list[int]]:
         number = next(self._ids)
         promise: Promise[list[int]] = Promise(close_fds)
         self._pending[number] = promise
-        protocol.send(self._sock, {"id": number, "verb": verb, **fields})
-        fds = yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd")
-        if len(fds) != count:
-            close_fds(fds)
-            raise OSError(errno.EIO, "an answer without its descriptors", f"hostd {verb}")
-        return fds
+        protocol.send(self._sock, {"id": number, "verb": verb, **fields}, fds)
+        answer: list[int] = yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd")
+        if len(answer) != count:
+            close_fds(answer)
+            raise OSError(71, f"{len(answer)} descriptors for {verb}", "hostd")
+        return answer
 
     def _readable(self) -> None:
         try:
@@ -72,8 +83,7 @@ class HostClient:
         if promise is None or promise.settled:
             close_fds(fds)
         elif "errno" in message:
-            what = message.get("what", "opening /dev/fuse")
-            number = message["errno"]
-            promise.reject(OSError(number, os.strerror(number), f"hostd: {what}"))
+            what = str(message.get("what") or "opening /dev/fuse")
+            promise.reject(OSError(message["errno"], what, "hostd"))
         else:
             promise.resolve(fds)

@@ -35,4 +35,5 @@ def hostd_command(config: Config) -> list[str]:
         *("--token-file", config.token_file),
         *("--sweep-s", str(config.sweep_s)),
         *("--oom-score-adjust", str(config.oom_score_adjust)),
+        *("--network-pool", config.network_pool, "--dns-upstreams", config.dns_upstreams),
     ]

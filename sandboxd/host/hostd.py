@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from sandboxd.host import node_lock, sweep
 from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
 from sandboxd.host.layers import LoopLayers
+from sandboxd.host.network import RESOLVER, ROUTER, HostNetwork, NetworkSettings
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.cgroups import NodeCgroups
@@ -71,6 +72,7 @@ class NodeSettings:
     """Where the disk space of ``ext4`` layers is taken from."""
     describe: Mapping[str, Any]
     """What the launcher's ``node`` verb answers, for the daemon."""
+    network: NetworkSettings = field(default_factory=NetworkSettings)
 
 
 class Node:
@@ -87,11 +89,13 @@ class Node:
         self._launcher_pid = 0
         self._view_server: tuple[int, int] | None = None
         """Its pid and pidfd. The launcher watches it: without it the node still serves."""
+        self._network = HostNetwork(settings.network, settings.ids, settings.cgroup_name)
 
     def start(self) -> None:
         """Bring the node up to where it serves. Raises NodeError, OSError; ``stop`` cleans up."""
         settings = self._settings
         self._cgroups = make_node_cgroups(settings.cgroup_name, settings.ids.node)
+        self._network.stop()  # what a hostd that was killed left on the host
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote_ours, zygote_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock = ours
@@ -146,6 +150,7 @@ class Node:
             "slots_primed": settings.slots_primed if settings.writable_layer == "tmpfs" else 0,
             "writable_layer": settings.writable_layer,
             "overlay_detached": settings.overlay_detached,
+            "network_pool": settings.network.pool,
             "cgroups": {
                 "v2": str(self._cgroups.v2),
                 "v1": {name: str(path) for name, path in self._cgroups.v1.items()},
@@ -221,19 +226,25 @@ class Node:
             print(f"hostd: the {self._pidfds[fd][0]} died", file=sys.stderr)
             return False
         message, fds = protocol.receive(self.sock)
-        close_fds(fds)
-        if message is None:
-            return False
-        self._obey(message)
-        return True
+        try:
+            if message is None:
+                return False
+            self._obey(message, fds)
+            return True
+        finally:
+            close_fds(fds)
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _obey(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         if message.get("verb") == "fuse-fd":
             self._send_fuse_fd(message["id"])
         elif message.get("verb") == "layer" and self._settings.writable_layer == "ext4":
             self._send_layer(message)
         elif message.get("verb") == "view-server":
             self._start_view_server(message["id"], message["directory"])
+        elif message.get("verb") == "network":
+            self._send(message["id"], self._start_network)
+        elif message.get("verb") == "netns":
+            self._send(message["id"], lambda: (self._network.netns(message["pid"], *fds),))
 
     def _start_view_server(self, number: int, directory: str) -> None:
         """Answers with its socket and pidfd. One that was there before is ended first."""
@@ -266,6 +277,23 @@ class Node:
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
         os.close(pidfd)
+
+    def _start_network(self) -> tuple[int, ...]:
+        self._end({ROUTER, RESOLVER}, 0.0)
+        return self._network.start(self._launcher_pid, self._start)
+
+    def _send(self, number: int, make: Callable[[], tuple[int, ...]]) -> None:
+        """Answer with descriptors, which are closed here."""
+        try:
+            fds = make()
+        except OSError as error:
+            answer = {"id": number, "errno": error.errno, "what": error.strerror}
+            protocol.send(self.sock, answer)
+            return
+        try:
+            protocol.send(self.sock, {"id": number}, fds)
+        finally:
+            close_fds(fds)
 
     def _send_fuse_fd(self, number: int) -> None:
         """A FUSE descriptor belongs to the user namespace it was opened in; only a process inside
@@ -302,8 +330,21 @@ class Node:
     def stop(self) -> None:
         """End everything and leave nothing. Idempotent."""
         self._undo.close()  # the launcher's order to end
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for pidfd, (name, pid) in self._pidfds.items():
+        self._network.stop()
+        self._end({name for name, _ in self._pidfds.values()}, STOP_TIMEOUT_S)
+        self._end_view_server()
+        if self._cgroups is not None:
+            try:
+                remove_node_cgroups(self._cgroups)
+            except OSError as error:
+                print(f"hostd: cgroups left behind: {error}", file=sys.stderr)
+
+    def _end(self, names: set[str], timeout_s: float) -> None:
+        """Wait for the end of processes, and kill those that take longer."""
+        deadline = time.monotonic() + timeout_s
+        for pidfd, (name, pid) in list(self._pidfds.items()):
+            if name not in names:
+                continue
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
             left = max(0.0, deadline - time.monotonic())
@@ -314,13 +355,7 @@ class Node:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
             os.close(pidfd)
-        self._pidfds.clear()
-        self._end_view_server()
-        if self._cgroups is not None:
-            try:
-                remove_node_cgroups(self._cgroups)
-            except OSError as error:
-                print(f"hostd: cgroups left behind: {error}", file=sys.stderr)
+            del self._pidfds[pidfd]
 
 
 def _sealed_copy(program: Path) -> int:

@@ -47,6 +47,11 @@ class NodeIds:
         """Host id of launcher, zygote and PID 1."""
         return self.base + NODE_ID
 
+    @property
+    def resolver(self) -> int:
+        """Host id of the process that answers sandboxes' DNS queries."""
+        return self.base + 65_539
+
 
 def find_ids(account: str) -> NodeIds:
     """The ids of ``account``. Raises FeatureMissing where it or its range is not there."""

@@ -30,6 +30,7 @@ from sandboxd.launcher.images import Images
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layers
 from sandboxd.launcher.loop import Loop, Task
+from sandboxd.launcher.network import Networks
 from sandboxd.launcher.pid1 import Zygote
 from sandboxd.launcher.primer import Primer
 from sandboxd.launcher.roots import Roots
@@ -206,6 +207,7 @@ def _serve(
         layers=layers,
         primer=primer,
         views=views,
+        networks=Networks(loop, host, orders["network_pool"]),
         on_death=server.sandbox_died,
     )
     snapshots = Snapshots(

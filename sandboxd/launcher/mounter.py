@@ -16,6 +16,7 @@ from typing import Any
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher.worker import Handler
 from sandboxd.linux import mount
+from sandboxd.rootfs.name_server import put_resolv_conf
 from sandboxd.rootfs.overlay import make_overlay_of_attached, make_root
 
 
@@ -33,6 +34,7 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
                 request["inodes"],
                 layer_fds=fds,
             )
+            _give_name_server(request, made)
             return {}, made
 
         def attached_root(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
@@ -40,6 +42,7 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
             overlay_fd = make_overlay_of_attached(
                 images_dir, request["lowers"], request["layer"], request["layers"]
             )
+            _give_name_server(request, (overlay_fd,))
             return {}, (overlay_fd,)
 
         def fuse_mount(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
@@ -101,3 +104,14 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
         }
 
     return build
+
+
+def _give_name_server(request: dict[str, Any], made: tuple[int, ...]) -> None:
+    """Write what the request has for /etc/resolv.conf; ``made`` is closed where that fails."""
+    if request.get("resolv") is None:
+        return
+    try:
+        put_resolv_conf(made[0], request["resolv"])
+    except OSError:
+        close_fds(made)
+        raise

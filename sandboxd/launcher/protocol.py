@@ -36,6 +36,7 @@ probe      ``sandbox``                                            ``answer``: wh
                                                                   servers do, asked now
 exclusive  ``sandbox how``, see ``exclusive.py``                  ``execs`` once it is so
 usage      ``sandbox``                                            figures, see ``usage.py``
+egress     ``sandbox after limit``                                see ``sandboxd.network.egress``
 process-…  see below
 ========== ====================================================== =================================
 
@@ -53,6 +54,8 @@ a restarted daemon has everything again; ``note`` replaces it. ``phases`` are mi
 
 With the control fd come the read ends of two pipes for each image: one at its end says that the
 image's server is dead (``runtime/image_watch.py``).
+
+``create`` of a sandbox with a network has ``network`` too: what ``launcher/network.py`` attaches.
 
 Background processes, which outlive a daemon (``processes.py``); all take ``sandbox`` and, but for
 ``process-list``, ``process``, the id the daemon chose:

@@ -64,12 +64,14 @@ class Roots:
         self._layers = layers
         self._keys = itertools.count(1)
 
-    def ask(self, stack: Stack, names: Sequence[str], limits: Limits) -> Promise[Reply]:
+    def ask(
+        self, stack: Stack, names: Sequence[str], limits: Limits, *, resolv: str | None = None
+    ) -> Promise[Reply]:
         """Have a root made; nothing is waited for. Settle it with ``put`` or ``forget``.
 
         ``names`` are those of the stack's images among the mounts.
         ``disk_mb`` holds for all layers of the stack together, as the memory cgroup does. Raises
-        DiskFull where nothing would be left of it.
+        DiskFull where nothing would be left of it. ``resolv`` replaces /etc/resolv.conf.
         """
         size_bytes = limits.disk_mb * 1024 * 1024 - stack.used_bytes()
         if size_bytes < SMALLEST_UPPER_BYTES:
@@ -77,7 +79,9 @@ class Roots:
         lowers = list(reversed(names))
         if self._staging is not None:
             name = self._layers.new_name()
-            return self._staging.ask(name, stack.layers, lowers, size_bytes, limits.inodes)
+            return self._staging.ask(
+                name, stack.layers, lowers, size_bytes, limits.inodes, resolv=resolv
+            )
         return self._mounter.request(
             "root",
             tuple(layer.fd for layer in stack.layers),
@@ -85,6 +89,7 @@ class Roots:
             lowers=lowers,
             size_bytes=size_bytes,
             inodes=limits.inodes,
+            resolv=resolv,
         )
 
     def put(

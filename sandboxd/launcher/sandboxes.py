@@ -36,6 +36,7 @@ from sandboxd.init.protocol import RootFlag
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.layers import Layers, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.launcher.network import Attachment, Networks
 from sandboxd.launcher.primer import Primer
 from sandboxd.launcher.protocol import SandboxRow
 from sandboxd.launcher.roots import Fill, Root, Roots
@@ -65,6 +66,9 @@ class Sandbox:
     hostname: str
     images: tuple[str, ...]
     """Keys, lowest first."""
+    network: dict[str, Any] | None = None
+    """What ``Networks.attach`` takes, where it has more than a loopback."""
+    attachment: Attachment | None = None
     state: SandboxState = SandboxState.CREATING
     slot: Slot | None = None
     root: Root | None = None
@@ -91,6 +95,7 @@ class Sandboxes:
         layers: Layers,
         primer: Primer,
         views: Views,
+        networks: Networks,
         on_death: Callable[[Sandbox], None],
     ) -> None:
         self._loop = loop
@@ -100,6 +105,7 @@ class Sandboxes:
         self._roots = roots
         self._layers = layers
         self._views = views
+        self.networks = networks
         self._on_death = on_death
         self.by_id: dict[str, Sandbox] = {}
 
@@ -133,6 +139,7 @@ class Sandboxes:
             request["hostname"],
             stack.images,
             filter=program,
+            network=request.get("network"),
         )
         self.by_id[name] = sandbox
         for image in mounted:
@@ -158,8 +165,10 @@ class Sandboxes:
         clock = _Clock()
         names = [self._images.mounted(key).name for key in stack.images]
         limits = sandbox.limits
-        # A root that is there already is one that somebody could run in: nothing is put into it.
-        outfit = None if stack.layers or fill else Outfit(tuple(names), limits)
+        # A root that is there already is one that somebody could run in: nothing is put into it,
+        # and the name server would have to be.
+        plain = not stack.layers and not fill and sandbox.network is None
+        outfit = Outfit(tuple(names), limits) if plain else None
         slot = self._slots.take(outfit) if limits.shm_mb == skeleton.SHM_MB else None
         self._layers.share(stack.layers)
         try:
@@ -195,7 +204,8 @@ class Sandboxes:
     ) -> Task[None]:
         """Give a slot, made now if there is none, the sandbox's limits and root."""
         # Asked for before anything is waited for: it is made while a slot is limited, or made.
-        asked = self._roots.ask(stack, names, sandbox.limits)
+        resolv = self.networks.resolv_conf if sandbox.network else None
+        asked = self._roots.ask(stack, names, sandbox.limits, resolv=resolv)
         try:
             if slot is None:
                 slot = yield from self._slots.make(sandbox.limits.shm_mb)
@@ -212,8 +222,18 @@ class Sandboxes:
                 slot.kill()
                 self._slots.discard(slot)
             raise
+        linked: Promise[Attachment] | None = None
+        if sandbox.network is not None:
+            # Made while the root is: neither needs the other.
+            linked = self._loop.spawn(self.networks.attach(slot, sandbox.network))
         hostname = sandbox.hostname if sandbox.hostname != skeleton.HOSTNAME else None
-        sandbox.root = yield from self._roots.put(slot, stack, asked, hostname=hostname, fill=fill)
+        try:
+            sandbox.root = yield from self._roots.put(
+                slot, stack, asked, hostname=hostname, fill=fill
+            )
+        except BaseException:
+            self._unlink(linked)
+            raise
         if slot.root is not None:
             # Primed for somebody else.
             self._roots.drop(slot.root)
@@ -221,6 +241,14 @@ class Sandboxes:
         clock.lap("root")
         if fill is not None:
             clock.laps["copy"] = sandbox.root.filled["ms"]
+        if linked is not None:
+            sandbox.attachment = yield linked
+            clock.lap("network")
+
+    def _unlink(self, linked: Promise[Attachment] | None) -> None:
+        """Take away a link that is being made, once it is."""
+        if linked is not None:
+            linked.watch(lambda: self.networks.detach(linked.value))
 
     def _control(self, sandbox: Sandbox) -> int:
         """The control socket that came with the slot."""
@@ -286,12 +314,12 @@ class Sandboxes:
         message queues, /dev, counts of the cgroup) must not live on either. Whatever runs is killed
         first. Returns milliseconds by phase and the new control socket's fd.
         """
-        old_slot, old_root = sandbox.slot, sandbox.root
+        old_slot, old_root, old_link = sandbox.slot, sandbox.root, sandbox.attachment
         assert old_slot is not None
         assert old_root is not None
         old_slot.on_death = None
         old_slot.kill()
-        sandbox.root = None
+        sandbox.root = sandbox.attachment = None
         try:
             phases = yield from self.give_root(sandbox, stack)
             yield from self._loop.wait(old_slot.dead, DEATH_TIMEOUT_S, "the death of PID 1")
@@ -299,6 +327,7 @@ class Sandboxes:
             self._failed(sandbox, "reset-failed")
             raise self._failure(sandbox, error) from error
         finally:
+            self.networks.detach(old_link)
             self._slots.discard(old_slot)
             self._roots.drop(old_root)
         return phases, self._control(sandbox)
@@ -363,6 +392,9 @@ class Sandboxes:
                 sandbox.slot.kill()
                 yield sandbox.slot.dead
                 self._slots.discard(sandbox.slot)
+            if sandbox.network is not None:
+                self.networks.detach(sandbox.attachment)
+                self.networks.forget(sandbox.id)
             self.by_id.pop(sandbox.id, None)
             for key in sandbox.images:
                 if key in self._images.by_key:

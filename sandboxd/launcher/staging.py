@@ -64,6 +64,8 @@ class Staging:
         lowers: Sequence[str],
         size_bytes: int,
         inodes: int,
+        *,
+        resolv: str | None = None,
     ) -> Promise[Reply]:
         """A root whose upper is a new layer ``name``: as the mounter's ``root``, and the layer is
         attached when it is answered."""
@@ -76,7 +78,9 @@ class Staging:
 
         def steps() -> Task[None]:
             try:
-                reply = yield from self._make(name, layers, lowers, size_bytes, inodes)
+                reply = yield from self._make(
+                    name, layers, lowers, size_bytes, inodes, resolv=resolv
+                )
             except (OSError, TimeoutError) as error:
                 answer.reject(error)
             else:
@@ -92,6 +96,8 @@ class Staging:
         lowers: Sequence[str],
         size_bytes: int,
         inodes: int,
+        *,
+        resolv: str | None,
     ) -> Task[Reply]:
         undo: list[Callable[[], None]] = []
         # The names, now: who stands on a layer keeps it until this is answered.
@@ -102,7 +108,12 @@ class Staging:
             self.attach(fd, name)
             undo.append(lambda: self.detach(name))
             reply = yield self._mounter.request(
-                "attached-root", lanes=tuple(lowers), lowers=list(lowers), layer=name, layers=below
+                "attached-root",
+                lanes=tuple(lowers),
+                lowers=list(lowers),
+                layer=name,
+                layers=below,
+                resolv=resolv,
             )
         except BaseException:
             for step in reversed(undo):

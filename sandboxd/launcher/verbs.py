@@ -73,6 +73,7 @@ class Verbs:
             "probe": self._probe,
             "exclusive": self._exclusive,
             "usage": self._usage,
+            "egress": self._egress,
             "process-start": self._process_start,
             "process-list": self._process_list,
             "process-attach": self._process_attach,
@@ -302,6 +303,15 @@ class Verbs:
         figures = usage.usage(self._slot(message).cgroups)
         return {**figures, **usage.disk_usage(sandbox.root)}, ()
         yield
+
+    def _egress(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        return (
+            yield from self.sandboxes.networks.egress(
+                sandbox.id, int(message["after"]), int(message["limit"])
+            )
+        ), ()
 
     def _process_start(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         if len(fds) != 1:

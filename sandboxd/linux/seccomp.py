@@ -49,6 +49,9 @@ FUSE_SERVER_PROFILE: Final = Path(__file__).with_name("profiles") / "fuse_server
 VIEW_SERVER_PROFILE: Final = Path(__file__).with_name("profiles") / "view_server.json"
 """For the proc views: a Python whose set-up is done."""
 
+RESOLVER_PROFILE: Final = Path(__file__).with_name("profiles") / "resolver.json"
+"""For what reads sandboxes' DNS queries: refuses what that has no use for."""
+
 BPF_MAXINSNS: Final = 4096
 PROGRAM_BYTES_MAX: Final = 8 * BPF_MAXINSNS
 MAX_PROFILE_BYTES: Final = 256 * 1024

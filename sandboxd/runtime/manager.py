@@ -45,6 +45,7 @@ from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.failures import death
 from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
+from sandboxd.runtime.network import check_network, network_request
 from sandboxd.runtime.ports import Ports
 from sandboxd.runtime.processes import ProcessTables
 from sandboxd.runtime.profiles import Profiles
@@ -404,6 +405,7 @@ class Runtime:
                 snapshot=spec.snapshot,
                 limits=asdict(spec.limits),
                 hostname=spec.hostname,
+                network=network_request(sandbox.id, spec, self.config),
                 copy_from=_asked_of_launcher(spec.copy_from) if spec.copy_from else None,
                 meta=meta,
             )
@@ -633,7 +635,8 @@ def _phases(ok: dict[str, Any]) -> dict[str, float]:
 
 
 def check_allowed(spec: SandboxSpec, config: Config) -> None:
-    """Raises RequestError naming the field of ``spec`` that this node does not allow."""
+    """Raises RequestError naming the field of ``spec`` that this node does not allow, and
+    NetworkUnavailable."""
     most = asdict(config.max_limits)
     for name, value in asdict(spec.limits).items():
         if value > most[name]:
@@ -643,6 +646,7 @@ def check_allowed(spec: SandboxSpec, config: Config) -> None:
                 maximum=most[name],
             )
     check_ttl(spec.ttl_s, config)
+    check_network(spec, config)
 
 
 def check_ttl(ttl_s: float, config: Config) -> None:

@@ -49,6 +49,8 @@ class Daemon:
     log_file: Path
     http: httpx.Client = field(init=False)
     family: set[int] = field(default_factory=set)
+    relay: subprocess.Popen[bytes] | None = None
+    """Leads to it where it is in a network namespace of its own."""
 
     def __post_init__(self) -> None:
         # The daemon closes a connection that was idle for 75 s: never a request into that moment.
@@ -135,6 +137,9 @@ class Daemon:
         """SIGTERM, and the end of everything it started; what does not go is killed and told."""
         self.refresh_family()
         self.http.close()
+        if self.relay is not None:
+            self.relay.kill()
+            self.relay.wait()
         late: set[int] = set()
         if self.process.poll() is None:
             self.process.terminate()
@@ -190,6 +195,7 @@ def running_daemon(
     images: dict[str, Path],
     arguments: Sequence[str] = (),
     environment: dict[str, str] | None = None,
+    network: Sequence[str] = (),
 ) -> Iterator[Daemon]:
     """Start a daemon that knows `images` (name: SIF file), and stop it; both leak-checked."""
     # Not below pytest's own directory: that is 0700, and the daemon's processes are not root.
@@ -201,7 +207,7 @@ def running_daemon(
             (home / "images").mkdir(exist_ok=True)
             shutil.copyfile(file, home / "images" / f"{name}.sif")
             (home / "images" / f"{name}.sif").chmod(0o444)
-        daemon = start(home, arguments, environment)
+        daemon = start(home, arguments, environment, network)
         stack.callback(daemon.stop)
         daemon.wait_ready()
         directories = {daemon.state_dir, daemon.runtime_dir, daemon.images_dir}
@@ -210,18 +216,22 @@ def running_daemon(
 
 
 def start(
-    home: Path, arguments: Sequence[str] = (), environment: dict[str, str] | None = None
+    home: Path,
+    arguments: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+    network: Sequence[str] = (),
 ) -> Daemon:
     """Start a daemon with everything below `home`, without waiting for it.
 
-    Starting again with the same `home` is a restart.
+    Starting again with the same `home` is a restart. `network`: the words that put a command into
+    the network namespace that it is to serve in.
     """
     images_dir, state_dir, runtime_dir = home / "images", home / "state", home / "run"
     for directory in (images_dir, state_dir, runtime_dir):
         directory.mkdir(exist_ok=True)
     address = f"127.0.0.1:{free_port()}"
     log_file = home / "log"
-    command = [sys.executable, "-m", "sandboxd", "serve", "--listen", address]
+    command = [*network, sys.executable, "-m", "sandboxd", "serve", "--listen", address]
     command += ["--state-dir", str(state_dir), "--runtime-dir", str(runtime_dir)]
     command += ["--images-dir", str(images_dir), *arguments]
     settings = {
@@ -239,7 +249,28 @@ def start(
             stderr=log,
             env=_without_settings() | settings | (environment or {}),
         )
-    return Daemon(process, f"http://{address}", state_dir, runtime_dir, images_dir, log_file)
+    relay = None
+    if network:
+        relay, address = _relay(network, address)
+    return Daemon(
+        process,
+        f"http://{address}",
+        state_dir,
+        runtime_dir,
+        images_dir,
+        log_file,
+        relay=relay,
+    )
+
+
+def _relay(network: Sequence[str], address: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A process that leads from here to `address` there, and where it listens."""
+    program = Path(__file__).with_name("relay.py")
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        fd = listener.fileno()
+        command = [*network, sys.executable, str(program), str(fd), address.rpartition(":")[2]]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,))
+        return process, f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def _without_settings() -> dict[str, str]:

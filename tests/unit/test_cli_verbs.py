@@ -86,6 +86,7 @@ CREATED = {
     "user": "0",
     "workdir": "/",
     "hostname": "sandbox",
+    "network": "none",
     "ttl_s": 60.0,
     "idle_timeout_s": None,
     "created_at": "2026-01-01T00:00:00Z",

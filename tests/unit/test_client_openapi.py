@@ -74,6 +74,8 @@ FIELDS = {
     "FileEntryAnswer": (file_calls.FileEntry, {"path_base64": "path", "target_base64": "target"}),
     "SnapshotTaken": (results.Snapshot, {}),
     "EventAnswer": (results.Event, {}),
+    "EgressAnswer": (results.EgressEntry, {}),
+    "EgressList": (results.Egress, {}),
     "ImageAnswer": (results.Image, {}),
     "PreparedImageAnswer": (results.PreparedImage, {}),
     "PrefetchedImage": (results.Prefetched, {}),
@@ -146,6 +148,7 @@ def every_call(root, sandbox, process, session, here):
     yield lambda: sandbox.rollback("sn-1")
     yield sandbox.stats
     yield lambda: sandbox.events(3, limit=5)
+    yield lambda: sandbox.egress(3, limit=5)
     yield sandbox.delete
     for way in two_ways:
         yield lambda way=way: sandbox.exec("x", **(EXEC | way))

@@ -12,6 +12,7 @@ from sandboxd.api.answers import JsonAnswer
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes.drain import drain_state
 from sandboxd.api.schemas import NodeAnswer
+from sandboxd.config import Config
 from sandboxd.runtime.manager import Runtime
 
 router = APIRouter(prefix="/v1/node", tags=["node"])
@@ -40,6 +41,7 @@ async def node(request: Request) -> Response:
             "max_ttl_s": config.max_ttl_s,
             "max_timeout_s": config.max_timeout_s,
             "max_output_bytes": config.max_output_bytes,
+            "network": _network(config, said.get("network")),
             "features": table("features"),
             "enforcement": table("limits"),
             "capacity": table("capacity"),
@@ -47,3 +49,16 @@ async def node(request: Request) -> Response:
             "admission": {**runtime.admission.to_json(), "drain": drain_state(runtime)},
         }
     )
+
+
+def _network(config: Config, said: Any) -> dict[str, Any]:
+    refusal = str(said.get("refusal", "")) if isinstance(said, dict) else "the node is older"
+    there = not refusal
+    return {
+        "allow": there,
+        "full": there and config.allow_full_network,
+        "run_network": there,
+        "ipv6": False,
+        "bandwidth_mbit": config.network_bandwidth_mbit,
+        "refusal": refusal,
+    }

@@ -81,6 +81,8 @@ async def asked_for(runtime: Runtime, body: CreateBody) -> tuple[SandboxSpec, by
         errors.ImageInvalid,
         errors.SnapshotNotFound,
         errors.IdempotencyConflict,
+        errors.NetworkNotAllowed,
+        errors.NetworkUnavailable,
         errors.NodeOverloaded,
         errors.QuotaExceeded,
         errors.RunEnded,
