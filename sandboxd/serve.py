@@ -314,6 +314,8 @@ def _serve(
     runtime = Runtime(config)
     reloader = Reloader(runtime, load)
     app = create_app(config, runtime, token=token, ready_within_s=ADOPTION_S, reloader=reloader)
+    # uvicorn tells of every WebSocket, with its query, in which there may be a secret.
+    logging.getLogger("uvicorn.error").addFilter(lambda told: "WebSocket %s" not in str(told.msg))
     server = _Server(
         uvicorn.Config(
             app,

@@ -7,6 +7,8 @@ output is ever taken for an end.
 
 The shell is an interactive one without a terminal: that is what makes it survive what a person's
 shell survives (an interrupt, ``set -u``, a syntax error), and leave the rest of the command then.
+It also ignores SIGTERM; a dash lets its jobs inherit that until a moment after the fork, so that a
+``kill $!`` just behind a ``job &`` may be lost there, as it is at a terminal.
 
     to a shell:    eval 'COMMAND' </dev/null 254>&-
                    builtin printf '%s %s\\n' "$?" NONCE >&254
