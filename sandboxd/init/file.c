@@ -284,6 +284,15 @@ int fresh_place(int parent, struct fresh *fresh, const char *base) {
     return 0;
 }
 
+int fresh_place_new(int parent, struct fresh *fresh, const char *base) {
+    if (!fresh->named)
+        return give_name(fresh, parent, base);
+    if (renameat2(parent, fresh->name, parent, base, RENAME_NOREPLACE))
+        return -1;
+    fresh->named = false;
+    return 0;
+}
+
 void fresh_drop(int parent, struct fresh *fresh) {
     if (fresh->named)
         unlinkat(parent, fresh->name, 0);

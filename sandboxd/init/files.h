@@ -51,6 +51,7 @@ struct fresh {
 int fresh_open(int parent, struct fresh *fresh);
 int fresh_place(int parent, struct fresh *fresh,
                 const char *base); /* replaces what is no directory */
+int fresh_place_new(int parent, struct fresh *fresh, const char *base); /* EEXIST: replaces none */
 void fresh_drop(int parent, struct fresh *fresh);
 
 /* walk.c */

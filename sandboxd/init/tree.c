@@ -114,6 +114,54 @@ int tree_make(void) {
     return tell(parent, base, AT_SYMLINK_NOFOLLOW);
 }
 
+static int copy_file(int fd, const struct stat *st, int to) {
+    static uint8_t block[65536];
+    struct timespec times[2] = {st->st_atim, st->st_mtim};
+    bool is_ours = st->st_uid == geteuid();
+    int got;
+    while ((got = read_some(fd, block, sizeof block)) > 0)
+        if (write_all(to, block, (size_t)got))
+            return job_fail(STEP_FILE_WRITE, 0);
+    if (got < 0)
+        return job_fail(STEP_FILE_READ, 0);
+    if (geteuid() == 0 && fchown(to, st->st_uid, st->st_gid))
+        return job_fail(STEP_FILE_WRITE, 1);
+    /* As mv(1): what makes its runner another user only goes along with its owner. */
+    if (fchmod(to, st->st_mode & (geteuid() == 0 || is_ours ? 07777 : 0777)) || futimens(to, times))
+        return job_fail(STEP_FILE_WRITE, 2);
+    return 0;
+}
+
+/* To another file system: a file is whole there before it is gone here. Whatever else it may be has
+ * no such way (EXDEV). */
+static int move_by_copy(int from, const char *from_base, int to, const char *to_base) {
+    struct stat st;
+    struct fresh fresh;
+    bool replaces = job.req.flags & FILE_REPLACE;
+    int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
+    int fd = fstatat(from, from_base, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode)
+                 ? -1
+                 : openat(from, from_base, flags);
+    if (fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+        errno = fd < 0 && S_ISREG(st.st_mode) ? errno : EXDEV;
+        return job_fail(STEP_FILE_RENAME, 2);
+    }
+    if (faccessat(from, ".", W_OK | X_OK, AT_EACCESS))
+        return job_fail(STEP_FILE_OPEN, 0);
+    if (fresh_open(to, &fresh))
+        return job_fail(STEP_FILE_OPEN, 4);
+    int r = copy_file(fd, &st, fresh.fd);
+    if (!r && (replaces ? fresh_place : fresh_place_new)(to, &fresh, to_base))
+        r = job_fail(STEP_FILE_RENAME, 2);
+    if (!r && unlinkat(from, from_base, 0)) {
+        r = job_fail(STEP_FILE_RENAME, 2);
+        if (!replaces)
+            unlinkat(to, to_base, 0);
+    }
+    fresh_drop(to, &fresh);
+    return r;
+}
+
 int tree_move(void) {
     char from_buffer[PATH_MAX], to_buffer[PATH_MAX];
     const char *from_base, *to_base;
@@ -124,8 +172,12 @@ int tree_move(void) {
     if (to < 0)
         return job_fail(STEP_FILE_OPEN, 4);
     unsigned flags = job.req.flags & FILE_REPLACE ? 0 : RENAME_NOREPLACE;
-    if (renameat2(from, from_base, to, to_base, flags))
-        return job_fail(STEP_FILE_RENAME, 2);
+    if (renameat2(from, from_base, to, to_base, flags)) {
+        if (errno != EXDEV)
+            return job_fail(STEP_FILE_RENAME, 2);
+        if (move_by_copy(from, from_base, to, to_base))
+            return -1;
+    }
     job.record->size = 1;
     return tell(to, to_base, AT_SYMLINK_NOFOLLOW);
 }

@@ -151,7 +151,7 @@ class FileTrees:
     async def move(
         self, source: bytes, destination: bytes, *, overwrite: bool, parents: bool
     ) -> FileEntry:
-        """rename(2): in one step, and only within one file system."""
+        """rename(2): in one step. To another file system a file is copied; a directory is not."""
         flags = FileFlag.FILE_REPLACE if overwrite else FileFlag(0)
         if parents:
             flags |= FileFlag.FILE_PARENTS

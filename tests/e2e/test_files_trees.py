@@ -248,9 +248,37 @@ def test_moves(files: Files):
     assert refusal(answer, 404, "file-not-found", "request")["detail"]["path"] == "/work/none"
     answer = files.post("move", source="/work/d", destination="/no/way", parents=False)
     assert refusal(answer, 404, "file-not-found", "request")["detail"]["path"] == "/no/way"
-    answer = files.post("move", source="/work/new/c", destination="/dev/shm/c")
+    answer = files.post("move", source="/usr", destination="/usr2")
     assert "mv" in refusal(answer, 422, "cross-device", "request")["hint"]
-    refusal(files.post("move", source="/usr", destination="/usr2"), 422, "cross-device", "request")
+
+
+def test_moves_to_another_file_system(files: Files):
+    """A file is copied; what cannot be whole in one step is not."""
+    files.sh(
+        "cd /work; head -c 3000000 /dev/urandom > a; sha256sum < a > /tmp/sum; chmod 4751 a;"
+        " chown agent:agent a; chmod u+s a; touch -d @1000000000 a; mkdir d; ln -s a l;"
+        " echo there > /dev/shm/old"
+    )
+    moved = ok(files.post("move", source="/work/a", destination="/dev/shm/new/a"))
+    assert (moved["path"], moved["size_bytes"]) == ("/dev/shm/new/a", 3_000_000)
+    assert (moved["mode"], moved["uid"], moved["mtime_ns"]) == ("4751", 1000, 10**18)
+    assert files.sh("sha256sum < /dev/shm/new/a | cmp - /tmp/sum && ls -A /work") == "d\nl\n"
+    answer = files.post("move", source="/dev/shm/new/a", destination="/work/d")
+    refusal(answer, 409, "file-exists", "request")
+    answer = files.post("move", source="/dev/shm/old", destination="/work/l")
+    refusal(answer, 409, "file-exists", "request")
+    ok(files.post("move", source="/dev/shm/old", destination="/work/l", overwrite=True))
+    assert files.sh("cat /work/l; ls -A /dev/shm") == "there\nnew\n"
+    for name in ("d", "/proc/version"):
+        answer = files.post(
+            "move", source=f"/work/{name}" if name == "d" else name, destination="/dev/shm/x"
+        )
+        assert answer.status_code in (403, 422), answer.text
+    # What may not be taken away is not copied either, and nothing half-made is left.
+    files.sh("mkdir -m 755 /work/roots; echo r > /work/roots/f")
+    answer = files.post("move", source="/work/roots/f", destination="/dev/shm/f", user="agent")
+    refusal(answer, 403, "file-access-denied", "request")
+    assert files.sh("cat /work/roots/f; ls -A /dev/shm") == "r\nnew\n"
 
 
 def test_modes_and_owners(files: Files):

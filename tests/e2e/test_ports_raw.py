@@ -182,10 +182,11 @@ def test_messages_pass_both_ways(node: Daemon, box: str):
 
 
 def test_what_a_program_sees_of_a_websocket(node: Daemon, box: str):
-    with opened(node, url(box, "/head?q=1", WEB)) as ws:
+    with opened(node, url(box, "/head?q=told-to-nobody", WEB)) as ws:
         headers = {name.lower(): value for name, value in json.loads(ws.recv())}
     assert headers["host"] == f"localhost:{WEB}"
     assert "authorization" not in headers
+    assert "told-to-nobody" not in node.log_file.read_text()
 
 
 def test_the_programs_close_reaches_the_client(node: Daemon, box: str):

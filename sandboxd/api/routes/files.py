@@ -425,8 +425,9 @@ async def make_directory(request: Request, sandbox_id: str) -> Response:
     ),
 )
 async def move_file(request: Request, sandbox_id: str) -> Response:
-    """Give a file or directory another name, in one step. Between file systems, and for a directory
-    that comes from the image, there is none: `cross-device`, as rename(2) has it under Docker."""
+    """Give a file or directory another name, in one step. To another file system a file is copied,
+    and is whole there before it is gone here; for a directory, and for one that comes from the
+    image, there is no such step: `cross-device`, as rename(2) has it under Docker."""
     body = await parse(MoveBody, request)
     source, destination = body.raw_paths()
     _check_name(source)
