@@ -77,6 +77,8 @@ CREATED = {
     "image": "img",
     "image_key": "key",
     "snapshot": None,
+    "copy_from": None,
+    "seccomp": None,
     "run": "",
     "name": "",
     "labels": {},
