@@ -11,7 +11,7 @@ from typing import Final
 
 RATE: Final = 200.0
 """Requests a second, once the allowance is used up: 2 % of one CPU at 0.1 ms each. ``cat`` of a
-file makes five."""
+file makes four."""
 BURST: Final = 1000.0
 """What may be asked at once after a rest: of a parallel build each process sizes itself."""
 WAIT_MAX_S: Final = 2.0

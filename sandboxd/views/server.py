@@ -9,12 +9,10 @@ Messages of the launcher, framed as in ``launcher/protocol.py``; none is answere
 ``{"op": "drop", "name"}``                                it is gone
 ``{"event": "serving"}``, the other way                   once, when the file system answers
 
-No state is kept for an open file: a sandbox can hold millions open. A read at offset 0 takes a new
-reading, at most one each FRESH_S and file; a read behind that goes on with the last one.
-
-Reads come to us (direct_io), but for splice(2) and sendfile(2), which busybox's ``cat`` uses: those
-go through the page cache up to the size that the attributes tell. So a size of 0, as /proc has it,
-would be an empty file; it is told in whole pages, as in /sys, and asked for at each open.
+No state is kept for an open file: a sandbox can hold millions open. What is read stays in the page
+cache for as long as the reading it is from is fresh: a shell that takes a file byte by byte, or a
+hundred processes that size themselves, ask us once. The kernel asks for the attributes when their
+time is up; a new reading is then taken, and another mtime makes it forget the pages.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -43,13 +42,18 @@ TELL_TIMEOUT_S: Final = 2.0
 """From a request to the launcher's word on its sandbox, which was sent before."""
 KEEP_S: Final = 3600.0
 """Names never change, nor does anything of a directory: the kernel may keep them."""
-PAGE: Final = 4096
-SLACK: Final = 128
-"""Bytes that a file may grow from one reading to the next."""
 TASKS_MAX: Final = 4096
 """Requests that wait for their turn, all sandboxes together."""
 CPUINFO_FRESH_S: Final = 30.0
 """Reading the host's interrupts every CPU of it."""
+
+
+@dataclass(slots=True)
+class Reading:
+    taken_s: float
+    changed_ns: int
+    """When the text last was another."""
+    text: bytes
 
 
 class View:
@@ -63,7 +67,7 @@ class View:
         self.told = trio.Event()
         self.clock = Clock()
         self.pace = Pace()
-        self.readings: dict[int, tuple[float, bytes]] = {}
+        self.readings: dict[int, Reading] = {}
 
     @property
     def cpus(self) -> Sequence[int]:
@@ -173,13 +177,14 @@ class Views(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise pyfuse3.FUSEError(errno.EROFS)
         await self._find(inode)
-        return pyfuse3.FileInfo(fh=inode, direct_io=True)
+        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     async def read(self, fh: Any, off: int, size: int) -> bytes:
         view, node = await self._find(fh)
         scope = await self._told(view)
-        text = self._reading(view, scope, node, fresh=off == 0)
-        return text[off : off + size]
+        # Not a new one: it could be longer than the attributes have told.
+        reading = view.readings.get(node.local) or self._reading(view, scope, node)
+        return reading.text[off : off + size]
 
     async def opendir(self, inode: Any, ctx: Any) -> Any:
         del ctx
@@ -246,13 +251,19 @@ class Views(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EIO)
         return view.scope
 
-    def _reading(self, view: View, scope: Scope, node: Node, *, fresh: bool) -> bytes:
+    def _reading(self, view: View, scope: Scope, node: Node) -> Reading:
+        """One that is fresh."""
         now = time.monotonic()
-        taken_at, text = view.readings.get(node.local, (-FRESH_S, b""))
-        if fresh and now - taken_at >= FRESH_S:
+        reading = view.readings.get(node.local)
+        if reading is None:
+            reading = Reading(now, time.time_ns(), self._text(view, scope, node))
+            view.readings[node.local] = reading
+        elif now - reading.taken_s >= FRESH_S:
             text = self._text(view, scope, node)
-            view.readings[node.local] = (now, text)
-        return text
+            if text != reading.text:
+                reading.text, reading.changed_ns = text, time.time_ns()
+            reading.taken_s = now
+        return reading
 
     def _text(self, view: View, scope: Scope, node: Node) -> bytes:
         if node.local > tree.CPU_DIRECTORY:
@@ -300,12 +311,12 @@ class Views(pyfuse3.Operations):
     def _attributes(self, view: View, node: Node) -> pyfuse3.EntryAttributes:
         found = _entry(tree.inode(view.index, node), directory=node.directory)
         if not node.directory:
-            length = PAGE
-            if view.scope is not None:
-                length = len(self._reading(view, view.scope, node, fresh=True)) + SLACK
-            found.st_size = -(-length // PAGE) * PAGE
-            found.st_blksize = PAGE
             found.attr_timeout = 0
+            if view.scope is not None:
+                reading = self._reading(view, view.scope, node)
+                found.st_size = len(reading.text)
+                found.st_mtime_ns = found.st_ctime_ns = reading.changed_ns
+                found.attr_timeout = max(0.0, reading.taken_s + FRESH_S - time.monotonic())
         return found
 
 

@@ -69,6 +69,16 @@ def test_a_file_is_whole_however_it_is_read(daemon: Daemon, sandbox: str, read: 
         assert len(text.splitlines()) == len(expected.splitlines())
 
 
+def test_a_shell_that_reads_byte_by_byte_asks_once(daemon: Daemon, sandbox: str) -> None:
+    """As busybox and dash do. Were each byte a request, the allowance of this sandbox would be used
+    up after two files, and the rest would take minutes."""
+    script = (
+        "n=0; while [ $n -lt 40 ]; do while read x; do :; done </proc/meminfo; n=$((n+1)); done"
+    )
+    result = daemon.exec(sandbox, f"{script}; echo $x$n", timeout_s=60)
+    assert (result["exit_code"], result["stdout"]) == (0, "40\n"), result
+
+
 def test_memory_is_the_limit(daemon: Daemon) -> None:
     with daemon.sandbox("busybox", limits=LIMITS) as sandbox:
         text = shell(daemon, sandbox, "cat /proc/meminfo")
