@@ -31,7 +31,7 @@ def rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def arena(daemon: Daemon, rival: Path) -> Iterator[str]:
     """A sandbox in which the policy (`agent`) has all its rivals at work."""
-    with daemon.sandbox("busybox", limits={"pids": 32, "cpus": 1}) as sandbox:
+    with daemon.sandbox("busybox", limits={"pids": 96, "cpus": 1}) as sandbox:
         put(daemon, sandbox, "/bin/rival", rival.read_bytes(), mode="0755")
         daemon.exec(sandbox, "mkdir -m 777 /judge; touch /judge/secret")
         for name in RIVALS:
