@@ -8,8 +8,8 @@ its link, which is never used twice; all it may not is the end of that chain. Or
   2. packets of connections that this very link began (their mark is N): an address that is used
      again inherits none of its former holder's;
   3. how many connections it may have: the table of connections is shared;
-  4. members of its run; entries *within* closed ranges, closed ranges, all other entries, addresses
-     that the resolver has given it.
+  4. members of its run; entries *within* closed ranges; addresses that the resolver has given it,
+     each a name's that may lead there; closed ranges; all other entries.
 """
 
 from __future__ import annotations
@@ -180,15 +180,15 @@ def add_link(link: Link) -> str:
     else:
         for text in _networks(link.policy, within_private=True):
             rule(text)
-        rule("ip daddr @private goto denied")
-        for text in _networks(link.policy, within_private=False):
-            rule(text)
         for index, ports in enumerate(ports_of_names(link.policy)):
             lines.append(
                 f"add set {TABLE} d{n}_{index} {{ type ipv4_addr; flags timeout;"
                 f" size {ADDRESSES_MAX}; }}"
             )
             rule(f"ip daddr @d{n}_{index} {_port_match(ports)} goto allowed")
+        rule("ip daddr @private goto denied")
+        for text in _networks(link.policy, within_private=False):
+            rule(text)
         rule("goto denied")
     lines.append(f'add element {TABLE} links {{ "{link.name}" . {link.address} }}')
     lines.append(f'add element {TABLE} chains {{ "{link.name}" : jump s{n} }}')

@@ -18,12 +18,11 @@ from typer.testing import CliRunner
 
 from sandboxd.cli import build
 from sandboxd.client import Client
-from tests.e2e.network_daemon import networked_daemon, part_of
 from tests.framework import internet
 from tests.framework.daemon import Daemon, running_daemon
 from tests.framework.internet import DNS, EVIL, GOOD, OTHER, PRIVATE, Internet
 from tests.framework.leaks import LeakCheck
-from tests.framework.networks import egress, logged, lookup, tcp
+from tests.framework.networks import egress, logged, lookup, networked_daemon, part_of, tcp
 
 AGAIN_S = 20.0
 
