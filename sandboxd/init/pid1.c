@@ -281,6 +281,15 @@ static int take_views(struct inbox *in, struct failure *fail) {
     return setup_views(in, &mounts, fail);
 }
 
+/* Whoever holds the mount namespace beside PID 1 takes it down; else PID 1's death waits for that. */
+static void answer_set_up(uint32_t index, uint32_t id) {
+    int namespace_fd = open("/stage/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+    if (namespace_fd < 0 || wire_send(clients[index].fd, R_DONE, id, NULL, 0, &namespace_fd, 1, 0))
+        answer_failure(index, id, 11, errno);
+    if (namespace_fd >= 0)
+        close(namespace_fd);
+}
+
 static void handle(uint32_t client, struct inbox *in) {
     struct failure fail = {0, 0, 0, 0};
     bool launcher = client == 0;
@@ -294,11 +303,14 @@ static void handle(uint32_t client, struct inbox *in) {
         make_socket(client, in);
     } else if (in->head.type == M_PING) {
         answer(client, R_DONE, in->head.id, NULL);
-    } else if ((in->head.type == M_SETUP || in->head.type == M_ROOT || in->head.type == M_FILTER ||
-                in->head.type == M_VIEWS) &&
+    } else if (in->head.type == M_SETUP && launcher) {
+        if (set_up(in, &fail))
+            answer(client, R_FAILED, in->head.id, &fail);
+        else
+            answer_set_up(client, in->head.id);
+    } else if ((in->head.type == M_ROOT || in->head.type == M_FILTER || in->head.type == M_VIEWS) &&
                launcher) {
-        int r = in->head.type == M_SETUP    ? set_up(in, &fail)
-                : in->head.type == M_ROOT   ? take_root(in, &fail)
+        int r = in->head.type == M_ROOT     ? take_root(in, &fail)
                 : in->head.type == M_FILTER ? take_filter(in, &fail)
                                             : take_views(in, &fail);
         answer(client, r ? R_FAILED : R_DONE, in->head.id, r ? &fail : NULL);

@@ -10,7 +10,7 @@
  *            <--- Z_CLONED (pid or errno) ---------------- zygote     fds: pidfd
  *
  *   launcher ---- M_SETUP --------------------------------> PID 1     fds: cgroup2 dir, v1 cgroup.procs...
- *            <--- R_DONE | R_FAILED -------------------------
+ *            <--- R_DONE | R_FAILED -------------------------           fds: its mount namespace
  *            ---- M_ROOT --------------------------------->           fds: overlay mount
  *            <--- R_DONE | R_FAILED -------------------------
  *            ---- M_VIEWS -------------------------------->           fds: a mount for each path

@@ -191,6 +191,7 @@ def _serve(
         loop,
         zygote=zygote,
         cgroups=groups,
+        undertaker=burial,
         drop_root=roots.drop,
         views=views,
         ready_min=orders["slots_min"],

@@ -246,10 +246,14 @@ class Pid1:
 
     def check(self, promise: Promise[Answer], what: str) -> Task[None]:
         """Wait for R_DONE. Raises SandboxSetupError naming the step, TimeoutError, OSError."""
+        wire.close_fds((yield from self.check_fds(promise, what)))
+
+    def check_fds(self, promise: Promise[Answer], what: str) -> Task[list[int]]:
+        """The same, with the descriptors that came with it."""
         answer, fds = yield from self._loop.wait(promise, STEP_TIMEOUT_S, what)
-        wire.close_fds(fds)
         if answer.type == MsgType.R_DONE:
-            return
+            return fds
+        wire.close_fds(fds)
         failure = wire.unpack_failure(answer.payload)
         name = wire.step_slug(failure.step)
         raise SandboxSetupError(

@@ -37,6 +37,7 @@ from sandboxd.launcher.cgroups import NodeCgroups, SandboxCgroups, make
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.pid1 import Pid1, Zygote
 from sandboxd.launcher.views import Views
+from sandboxd.launcher.worker import Worker
 from sandboxd.model import Limits
 from sandboxd.rootfs import skeleton
 
@@ -96,6 +97,7 @@ class Slots:
         *,
         zygote: Zygote,
         cgroups: NodeCgroups,
+        undertaker: Worker,
         drop_root: Callable[[Root], None],
         views: Views,
         ready_min: int,
@@ -104,6 +106,7 @@ class Slots:
         self._loop = loop
         self._zygote = zygote
         self._cgroups = cgroups
+        self._undertaker = undertaker
         self._drop_root = drop_root
         self._views = views
         self._ready_min = ready_min
@@ -140,7 +143,10 @@ class Slots:
                     slot.pid, slot.pidfd = yield from self._zygote.clone(theirs, fds[0])
                 self._loop.add_reader(slot.pidfd, lambda: self._died(slot))
                 done = slot.pid1.set_up(skeleton.HOSTNAME, shm_mb, fds, self._masked)
-                yield from slot.pid1.check(done, "set-up")
+                (namespace,) = yield from slot.pid1.check_fds(done, "set-up")
+                # PID 1's death would wait for the mounts in it to be taken down.
+                self._undertaker.request("hold", (namespace,), key=name)
+                os.close(namespace)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -283,6 +289,8 @@ class Slots:
             if slot.root is not None:
                 self._drop_root(slot.root)
                 slot.root = None
+            with suppress(OSError):  # it died, and let go of everything with that
+                yield self._undertaker.request("drop", key=slot.name)
             deadline = time.monotonic() + CGROUP_REMOVAL_S
             pause = 0.002
             while True:

@@ -1,7 +1,9 @@
 """The worker that holds the last references to roots, and pays for dropping them.
 
 Freeing a 500 MB tmpfs takes 100 ms or more in whoever closes its last descriptor. With these held
-here, the death of a sandbox's PID 1 drops nothing that is large, and a delete answers at once.
+here, the death of a sandbox's PID 1 drops nothing that is large, and a delete answers at once. Its
+mount namespace is held for the same reason: a process that is the last one of it takes down all its
+mounts, with an RCU grace period, before anybody is told of its death.
 """
 
 from __future__ import annotations

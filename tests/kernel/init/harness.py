@@ -396,7 +396,14 @@ class Sandbox:
         """M_SETUP as the launcher sends it, but for ``changes``."""
         fds = self.cgroups.open_for_pid1()
         try:
-            self.launcher.call(MsgType.M_SETUP, setup_payload(len(fds) - 1, **changes), fds)
+            asked = self.launcher.send(MsgType.M_SETUP, setup_payload(len(fds) - 1, **changes), fds)
+            _, (namespace,) = self.launcher.expect(asked, MsgType.R_DONE)
+            try:
+                assert os.readlink(f"/proc/self/fd/{namespace}") == os.readlink(
+                    f"/proc/{self.pid}/ns/mnt"
+                )
+            finally:
+                os.close(namespace)
         finally:
             wire.close_fds(fds)
 
