@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -16,8 +17,10 @@ from sandboxd.cli import options
 from sandboxd.cli.output import print_json
 from sandboxd.config import Config, load_config
 from sandboxd.errors import ConfigError
+from sandboxd.host.network import NetworkSettings, refusal
 from sandboxd.linux import cgroup_usage, features
 from sandboxd.linux.features import Features, Probe, Status
+from sandboxd.network import uplink
 
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
@@ -32,7 +35,7 @@ def doctor(config: options.ConfigFile = None, as_json: options.Json = False) -> 
         writable_layer=settings.writable_layer,
         layers_dir=settings.state_dir if os.path.isdir(settings.state_dir) else "/var/tmp",
     )
-    probes = [complaint, *probes, _views(settings), _usage(found, settings)]
+    probes = [complaint, *probes, _views(settings), _network(settings), _usage(found, settings)]
     failed = any(probe.status == Status.FAIL for probe in probes)
     if as_json:
         print_json(
@@ -80,6 +83,27 @@ def _views(settings: Config) -> Probe:
         "apt-get install libfuse3-dev pkg-config gcc python3-dev, then pip install pyfuse3 where "
         "sandboxd is; or proc_views = false",
     )
+
+
+def _network(settings: Config) -> Probe:
+    """Whether a sandbox can have more than a loopback here. Looks only."""
+    name = "network"
+    if why := refusal(NetworkSettings(settings.network_pool)):
+        remedy = "sysctl -w net.ipv4.ip_forward=1" if "ip_forward" in why else ""
+        if not settings.network_pool:
+            return Probe(name, Status.OK, f"none but loopback: {why}")
+        return Probe(name, Status.WARN, f"none but loopback: {why}", remedy)
+    dropping = ""
+    with suppress(OSError):  # only root may look
+        dropping = uplink.forward_policy()
+    if dropping:
+        return Probe(
+            name,
+            Status.WARN,
+            f"the table {dropping} drops what it forwards unless a rule of its own says otherwise",
+            "let it accept what comes from and goes to the links sbx* (Docker: chain DOCKER-USER)",
+        )
+    return Probe(name, Status.OK, f"allow-lists, IPv4, addresses of {settings.network_pool}")
 
 
 def _usage(found: Features, settings: Config) -> Probe:

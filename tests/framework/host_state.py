@@ -90,6 +90,7 @@ def take(scope: Scope, categories: frozenset[str] | None = None) -> Picture:
         "FUSE connections": lambda: _fuse_connections(scope),
         "nft tables": lambda: _nft_tables(scope),
         "links": lambda: _links(scope),
+        "routes": lambda: _routes(scope),
     }
     return {
         name: frozenset(collect())
@@ -321,6 +322,16 @@ def _nft_tables(scope: Scope) -> Iterator[Thing]:
     )
     for line in listed.stdout.splitlines():
         yield Thing(line)
+
+
+def _routes(scope: Scope) -> Iterator[Thing]:
+    """Of the main table, IPv4: as /proc has them, addresses in hexadecimal."""
+    if scope.shared_host:
+        return
+    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+        link, destination, gateway, _, _, _, metric, mask, *_ = line.split()
+        key = f"{destination}/{mask} via {gateway} dev {link} metric {metric}"
+        yield Thing(key, _ID.sub("#", key) if scope.daemon_pids else "")
 
 
 def _links(scope: Scope) -> Iterator[Thing]:

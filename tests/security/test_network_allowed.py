@@ -197,7 +197,6 @@ def test_there_is_no_ipv6(networked: Daemon, wide: str) -> None:
         "ip addr add 100.126.0.200/32 dev eth0",
         "ip route add 10.0.0.0/8 via 100.126.0.4",
         "ip route del default",
-        "ip neigh add 100.126.0.200 lladdr 02:00:00:00:00:01 dev eth0",
     ],
 )
 def test_network_cannot_be_configured(command: str, networked: Daemon, wide: str) -> None:

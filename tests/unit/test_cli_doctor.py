@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from sandboxd import cli
 from sandboxd.cli import doctor
+from sandboxd.config import Config
 from sandboxd.linux.cgroup import CgroupLayout
 from sandboxd.linux.cgroup_usage import GroupUsage
 from sandboxd.linux.features import Features, Probe, Status
@@ -52,6 +53,8 @@ def invoke(monkeypatch):
             return FEATURES, list(probes)
 
         monkeypatch.setattr(doctor.features, "probe", probe)
+        monkeypatch.setattr(doctor, "refusal", lambda _: "")
+        monkeypatch.setattr(doctor.uplink, "forward_policy", lambda: "")
         usage = [GroupUsage("sb-1", 3 << 20, 2), GroupUsage("left", 1 << 20, 0)]
         monkeypatch.setattr(doctor.cgroup_usage, "usage_below", lambda *_: usage)
         return CliRunner().invoke(cli.build(), ["doctor", *arguments])
@@ -69,7 +72,7 @@ def test_each_probe_is_a_line_and_its_remedy_another(invoke):
     assert ["ok", "in", "use         1 cgroup with processes, 3 MiB"] in [
         [line[0], line[1], line[2]] for line in lines if len(line) == 3
     ]
-    assert result.stdout.splitlines()[-1] == "4 ok, 1 warn, 0 fail"
+    assert result.stdout.splitlines()[-1] == "5 ok, 1 warn, 0 fail"
 
 
 def test_a_warning_is_no_failure_and_a_failure_is(invoke):
@@ -118,3 +121,21 @@ def test_what_keeps_the_views_from_serving_is_named(invoke, monkeypatch, tmp_pat
     told = invoke([GOOD], "--json")
     (views,) = [p for p in json.loads(told.output)["probes"] if p["name"] == "proc views"]
     assert (views["status"], views["detail"][:3]) == ("ok", "off")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "dropping", "expected", "remedy"),
+    [
+        ("", "", "ok", ""),
+        ("net.ipv4.ip_forward is 0", "", "warn", "sysctl -w net.ipv4.ip_forward=1"),
+        ("", "ip filter", "warn", "DOCKER-USER"),
+    ],
+)
+def test_network_that_there_is_or_is_not(monkeypatch, refusal, dropping, expected, remedy):
+    monkeypatch.setattr(doctor, "refusal", lambda _: refusal)
+    monkeypatch.setattr(doctor.uplink, "forward_policy", lambda: dropping)
+    found = doctor._network(Config())
+    assert found.status == expected
+    assert remedy in found.remedy
+    assert refusal in found.detail
+    assert dropping in found.detail

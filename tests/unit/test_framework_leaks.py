@@ -160,6 +160,11 @@ def test_a_daemon_may_replace_its_workers_but_not_collect_them() -> None:
     [
         ("mounts", "mount -t tmpfs none {dir}", "umount {dir}"),
         ("links", "ip link add sbxleak0 type veth peer name sbxleak1", "ip link del sbxleak0"),
+        (
+            "routes",
+            "ip route add unreachable 192.0.2.77/32",
+            "ip route del unreachable 192.0.2.77/32",
+        ),
         ("namespaces", "", ""),
         ("nft tables", "nft add table inet sbxleak", "nft delete table inet sbxleak"),
         (
