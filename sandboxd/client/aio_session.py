@@ -47,6 +47,10 @@ class AsyncSession:
         """End the command that runs, as Ctrl-C does; False where none did."""
         return await self._driver.do(session_calls.interrupt(self._sandbox_id, self.id))
 
+    async def resize(self, cols: int, rows: int) -> None:
+        """How wide and high the lines of later commands are (``COLUMNS`` and ``LINES``)."""
+        await self._driver.do(session_calls.resize(self._sandbox_id, self.id, cols, rows))
+
     async def close(self) -> None:
         """End it with all that it has started. When it returns, none of it lives."""
         await self._driver.do(session_calls.close(self._sandbox_id, self.id))

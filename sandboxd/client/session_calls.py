@@ -148,6 +148,12 @@ def interrupt(sandbox: str, session: str) -> Call[bool]:
     return Call("POST", f"{_path(sandbox, session)}/interrupt", parse)
 
 
+def resize(sandbox: str, session: str, cols: int, rows: int) -> Call[None]:
+    body = json.dumps({"cols": cols, "rows": rows}).encode()
+    path = f"{_path(sandbox, session)}/resize"
+    return Call("POST", path, lambda _: None, body, JSON, repeatable=True)
+
+
 def close(sandbox: str, session: str) -> Call[None]:
     return Call("DELETE", _path(sandbox, session), lambda _: None, repeatable=True)
 

@@ -47,6 +47,10 @@ class Session:
         """End the command that runs, as Ctrl-C does; False where none did."""
         return self._driver.do(session_calls.interrupt(self._sandbox_id, self.id))
 
+    def resize(self, cols: int, rows: int) -> None:
+        """How wide and high the lines of later commands are (``COLUMNS`` and ``LINES``)."""
+        self._driver.do(session_calls.resize(self._sandbox_id, self.id, cols, rows))
+
     def close(self) -> None:
         """End it with all that it has started. When it returns, none of it lives."""
         self._driver.do(session_calls.close(self._sandbox_id, self.id))

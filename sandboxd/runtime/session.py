@@ -89,6 +89,7 @@ class Session:
         self._hello_nonce = ""
         self.dialect = Dialect.SH
         self._last_code = 0
+        self._size: tuple[int, int] | None = None
         self.unsure = False
         """Whether an interrupt may still be on its way to it: then greet it before a command."""
         self.released = False
@@ -157,6 +158,9 @@ class Session:
         for fd in self._outputs:
             self._watch(fd)
         running.timer = self._loop.call_later(timeout_s, self._time_up, running)
+        if self._size is not None:
+            self._write(*shells.size_text(self.dialect, *self._size))
+            self._size = None
         self._write(*shells.command_text(self.dialect, command, nonce, stdin_path, self._last_code))
         return SessionCommand(self, running.done)
 
@@ -167,6 +171,12 @@ class Session:
             raise SessionEnded("the session's interpreter has ended", exit_code=code)
         if self._running is not None:
             raise SessionBusy("the session runs a command", hint="one at a time; open another")
+
+    def resize(self, cols: int, rows: int) -> None:
+        """Before the next command. Raises SessionEnded."""
+        if self.ended:
+            raise SessionEnded("the session's interpreter has ended")
+        self._size = (cols, rows)
 
     def interrupt(self) -> bool:
         """End the command that runs, and keep the session; False where none does."""

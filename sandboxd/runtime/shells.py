@@ -177,6 +177,16 @@ def command_text(
     return [*before, line, report_text(dialect, nonce)]
 
 
+def size_text(dialect: Dialect, cols: int, rows: int) -> list[bytes]:
+    """What tells the commands to come how wide a line is: a session has no terminal that could be
+    asked, and COLUMNS and LINES are what programs go by then."""
+    if dialect is Dialect.PYTHON:
+        told = f"__import__('os').environ.update(COLUMNS='{cols}', LINES='{rows}')"
+        return command_text(dialect, told, "size", "/dev/null")
+    # Not without `command`: a shell that is no bash ends where a special builtin fails.
+    return [f"command export COLUMNS={cols} LINES={rows} 2>/dev/null || :\n".encode()]
+
+
 def report_text(dialect: Dialect, nonce: str) -> bytes:
     """Asks a shell for its last status. Some forget what they have read when they are interrupted,
     and so have to be asked again."""

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sandboxd.config import Config
 from tests.e2e.refusals import refusal
 from tests.e2e.restarts import started_again
 from tests.framework.daemon import Daemon, DaemonError
@@ -110,7 +111,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(daemon: Daemon):
             answer += part
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b'"body-too-large"' in answer
-    chunks = (b" " * (1 << 20) for _ in range(80))
+    chunks = (b" " * (1 << 20) for _ in range(Config().max_body_bytes // (1 << 20) + 8))
     refusal(daemon.http.post("/v1/sandboxes", content=chunks), 413, "body-too-large", "request")
 
 

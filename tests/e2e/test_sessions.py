@@ -6,6 +6,7 @@ import base64
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.e2e import frames as framing
@@ -84,6 +85,19 @@ def test_options_of_the_shell(daemon: Daemon, sandbox: str):
         result = shell.run("set -e; false; echo not")
         assert (result["exit_code"], result["stdout"]) == (1, "")
         assert result["session_state"] == "ended"
+
+
+@pytest.mark.parametrize("size", [(100, 40), (65535, 1)])
+def test_the_size_that_programs_go_by(shell: Shell, size: tuple[int, int]):
+    shell.run("false")
+    answer = shell.http.post(f"{shell.url}/resize", json={"cols": size[0], "rows": size[1]})
+    assert answer.status_code == httpx.codes.NO_CONTENT
+    # Told before the next command, whose $? is still that of the last one.
+    assert shell.out("echo $? $COLUMNS $LINES") == f"1 {size[0]} {size[1]}\n"
+    shell.run("readonly COLUMNS")
+    assert shell.http.post(f"{shell.url}/resize", json={"cols": 7, "rows": 7}).is_success
+    assert shell.out("echo on") == "on\n", "a shell that refuses the size lives on"
+    assert shell.http.post(f"{shell.url}/resize", json={"cols": 0, "rows": 7}).status_code == 422
 
 
 def test_traps_are_kept_and_run(daemon: Daemon, sandbox: str):

@@ -172,6 +172,7 @@ def every_call(root, sandbox, process, session, here):
     yield sandbox.sessions
     yield session.refresh
     yield session.interrupt
+    yield lambda: session.resize(100, 40)
     yield session.close
     for path in ("/f", "/\udcff"):
         yield from file_calls_of(sandbox, path, here)

@@ -14,6 +14,7 @@ from sandboxd.api.disconnect import ClientWatch
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.ndjson import FrameResponse, wants_frames
 from sandboxd.api.routes.exec import EXEC_ERRORS, check_exec_bounds
+from sandboxd.api.schemas import TtyBody
 from sandboxd.api.schemas_session import (
     InterruptAnswer,
     SessionAnswer,
@@ -154,6 +155,21 @@ async def interrupt(request: Request, sandbox_id: str, session_id: str) -> Respo
     and the command answers with 130."""
     session = await _table(request, sandbox_id).find(session_id)
     return JsonAnswer({"interrupted": session.interrupt()})
+
+
+@router.post(
+    "/{session_id}/resize",
+    status_code=204,
+    openapi_extra=json_body(TtyBody),
+    responses=documented(*LOOKUP_ERRORS, errors.RequestError, errors.SessionEnded),
+)
+async def resize(request: Request, sandbox_id: str, session_id: str) -> Response:
+    """How wide and high the lines of later commands are. A session has no terminal: it is told by
+    `COLUMNS` and `LINES`, which programs go by without one."""
+    body = await parse(TtyBody, request)
+    session = await _table(request, sandbox_id).find(session_id)
+    session.resize(body.cols, body.rows)
+    return Response(status_code=204)
 
 
 @router.delete("/{session_id}", status_code=204, responses=documented(*LOOKUP_ERRORS))
