@@ -10,6 +10,7 @@ The layers, from the outside in; each imports only from those below it
 ``launcher``   owner of the node namespaces and of every sandbox: slots, cgroups, mounts; its client
 ``host``       hostd, the few verbs that need the host's root; starts and watches the launcher
 ``views``      the server of /proc/meminfo and its like, a process of its own (pyfuse3, trio)
+``network``    policy of a sandbox's network; router and resolver, the processes that keep it
 ``rootfs``     what a sandbox's root is made of: overlay, writable layer, node skeleton
 ``init``       the C zygote and PID 1, their protocol header and its Python mirror
 ``linux``      the kernel's interfaces, nothing of the product: mounts, namespaces, cgroups, seccomp
@@ -19,7 +20,9 @@ The layers, from the outside in; each imports only from those below it
 
 Four kinds of process run this code: the daemon (``api``, ``runtime``, ``images``; never root once
 it serves), hostd (``host``; root), the launcher with its mounter and undertaker (``launcher``; root
-of nothing but its own user namespace) and the C processes (``init``; one PID 1 a sandbox).
+of nothing but its own user namespace) and the C processes (``init``; one PID 1 a sandbox). From the
+first sandbox with a network on there are two more (``network``): a router, which is root of nothing
+but that user namespace's networks, and a resolver, which has no right anywhere.
 """
 
 __version__ = "0.1.0"

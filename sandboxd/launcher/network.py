@@ -26,7 +26,8 @@ from sandboxd.network.ruleset import Plan
 
 START_TIMEOUT_S: Final = 20.0
 """For the first answer of a router: two Python programs start before it."""
-AGAIN_PAUSE_S: Final = 1.0
+AGAIN_PAUSE_S: Final = 0.5
+AGAIN_MAX: Final = 60
 
 _REFUSED: Final = 95  # EOPNOTSUPP
 
@@ -146,15 +147,24 @@ class Networks:
             self._loop.spawn(self._attach_again())
 
     def _attach_again(self) -> Task[None]:
-        yield from self._loop.sleep(AGAIN_PAUSE_S)
-        for attachment in list(self._attached):
-            if not attachment.gone and not attachment.link:
+        """A namespace is taken down behind its last process: until then the old link's other end,
+        and its name, are still in the sandbox."""
+        for _ in range(AGAIN_MAX):
+            yield from self._loop.sleep(AGAIN_PAUSE_S)
+            for attachment in self._unlinked():
                 try:
                     yield from self._attach(attachment)
                 except (NetworkUnavailable, TimeoutError) as error:
-                    print(f"launcher: no network again: {error}", file=sys.stderr)
-                    if attachment.slot.dead.settled:
-                        self.detach(attachment)
+                    print(f"launcher: no network again yet: {error}", file=sys.stderr)
+            if not self._unlinked():
+                return
+
+    def _unlinked(self) -> list[Attachment]:
+        return [
+            one
+            for one in self._attached
+            if not one.gone and not one.link and not one.slot.dead.settled
+        ]
 
 
 def _unavailable(error: OSError) -> NetworkUnavailable:
@@ -163,7 +173,7 @@ def _unavailable(error: OSError) -> NetworkUnavailable:
             f"this node gives no network: {error.strerror}",
             hint="see `sandboxd doctor`; network none works",
         )
-    return NetworkUnavailable(f"the network could not be made: {error.strerror}")
+    return NetworkUnavailable(f"the network could not be made: {error.strerror or error}")
 
 
 class _Peer:

@@ -242,7 +242,14 @@ class Sandboxes:
         if fill is not None:
             clock.laps["copy"] = sandbox.root.filled["ms"]
         if linked is not None:
-            sandbox.attachment = yield linked
+            try:
+                sandbox.attachment = yield linked
+            except BaseException:
+                # As a root that could not be put in place: the stack's layers are the caller's.
+                root, sandbox.root = sandbox.root, None
+                self._roots.drop_overlay(root)
+                self._layers.release((root.upper,))
+                raise
             clock.lap("network")
 
     def _unlink(self, linked: Promise[Attachment] | None) -> None:

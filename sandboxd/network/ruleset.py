@@ -32,7 +32,7 @@ LOGGED_PER_SECOND: Final = 50
 LOGGED_BURST: Final = 200
 """Of one sandbox, of either kind; the rest is not logged."""
 
-CONNECTIONS_MAX: Final = 4096
+CONNECTIONS_MAX: Final = 2048
 """Of one sandbox at once."""
 NEW_PER_SECOND: Final = 1000
 """Packets that begin a connection, allowed or not; the rest is dropped without an answer."""
@@ -98,6 +98,7 @@ table {TABLE} {{
         type filter hook prerouting priority raw; policy drop;
         iifname {{ "{UPLINK}", "lo" }} accept
         iifname . ip saddr != @links drop
+        ip hdrlength != 5 drop
         ip daddr {plan.gateway} udp dport 53 notrack accept
         accept
     }}

@@ -410,7 +410,17 @@ def test_host_that_does_not_forward_refuses_by_name(
             full = daemon.http.post("/v1/sandboxes", json={"image": "busybox", "network": "full"})
             assert (full.status_code, full.json()["error"]["code"]) == (403, "network-not-allowed")
             with daemon.sandbox("busybox", network="none") as box:
-                assert daemon.exec(box, ["true"])["exit_code"] == 0
+                daemon.exec(box, "echo kept >/kept")
+                taken = daemon.http.post(f"/v1/sandboxes/{box}/snapshots", json={"ttl_s": 60})
+            # What fails late lets go of what it stood on once, and not twice.
+            snapshot = taken.json()["id"]
+            fork = {"snapshot": snapshot, "network": {"allow": [GOOD]}}
+            for _ in range(3):
+                assert daemon.http.post("/v1/sandboxes", json=fork).status_code == 501
+            made = daemon.http.post("/v1/sandboxes", json={"snapshot": snapshot}).json()["id"]
+            assert daemon.exec(made, "cat /kept")["stdout"] == "kept\n"
+            daemon.delete(made)
+            assert daemon.http.delete(f"/v1/snapshots/{snapshot}").is_success
             assert world.on_host("sysctl", "-n", "net.ipv4.ip_forward").strip() == "0"
     finally:
         world.forward(True)
