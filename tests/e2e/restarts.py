@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,8 +149,11 @@ def running_node(
     images: dict[str, Path],
     environment: dict[str, str] | None = None,
     left: dict[str, bytes | None] | None = None,
+    network: Sequence[str] = (),
 ) -> Iterator[Node]:
     """A node as a unit, with these images; it and its daemons are stopped and leak-checked.
+
+    `network`: the words that put a command into the network namespace that the node is to have.
 
     `left`: what lies in its runtime directory before: files by name, a socket where the content is
     None, a directory where there is none.
@@ -172,7 +175,7 @@ def running_node(
                 (home / "run" / name).write_bytes(content)
             else:
                 (home / "run" / name).mkdir()
-        node = start_node(home, environment)
+        node = start_node(home, environment, network)
         stack.callback(node.stop)
         node.wait_notice("READY=1")
         family = {node.process.pid} | {
@@ -182,7 +185,9 @@ def running_node(
             yield node
 
 
-def start_node(home: Path, environment: dict[str, str] | None = None) -> Node:
+def start_node(
+    home: Path, environment: dict[str, str] | None = None, network: Sequence[str] = ()
+) -> Node:
     """`sandboxd node` with everything below `home`, not waited for."""
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     path = home / "notices"
@@ -197,7 +202,15 @@ def start_node(home: Path, environment: dict[str, str] | None = None) -> Node:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOXD_")}
     with (home / "node.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sandboxd", "node", "--runtime-dir", str(home / "run")],
+            [
+                *network,
+                sys.executable,
+                "-m",
+                "sandboxd",
+                "node",
+                "--runtime-dir",
+                str(home / "run"),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -18,11 +18,20 @@ from typer.testing import CliRunner
 
 from sandboxd.cli import build
 from sandboxd.client import Client
+from tests.e2e.restarts import running_node
 from tests.framework import internet
 from tests.framework.daemon import Daemon, running_daemon
 from tests.framework.internet import DNS, EVIL, GOOD, OTHER, PRIVATE, Internet
 from tests.framework.leaks import LeakCheck
-from tests.framework.networks import egress, logged, lookup, networked_daemon, part_of, tcp
+from tests.framework.networks import (
+    SETTINGS,
+    egress,
+    logged,
+    lookup,
+    networked_daemon,
+    part_of,
+    tcp,
+)
 
 AGAIN_S = 20.0
 
@@ -442,6 +451,28 @@ def test_host_is_as_before_once_the_daemon_has_ended(
         del daemon
     wait_until(lambda: (world.links(), world.routes()) == before)
     assert world.tables() == tables
+
+
+def test_restarted_daemon_finds_networks_as_they_were(
+    world: Internet, leak_check: LeakCheck, busybox: Path
+) -> None:
+    """Links and logs are the node's, whose namespace this is; the daemons have the machine's."""
+    images = {"busybox": busybox}
+    with running_node(leak_check, images, SETTINGS, network=world.enter) as node:
+        daemon = node.serve()
+        box = daemon.create("busybox", network={"allow": ["example.org:80"]})
+        assert tcp(daemon, box, "example.org", 80) == f"{GOOD}:80"
+        shown = daemon.http.get(f"/v1/sandboxes/{box}").json()["network"]
+        node.kill_daemon(daemon)
+        again = node.serve()
+        assert again.http.get(f"/v1/sandboxes/{box}").json()["network"] == shown
+        assert logged(again, box, kind="dns", name="example.org", protocol="A")["allowed"]
+        assert tcp(again, box, GOOD, 80) == f"{GOOD}:80"
+        assert tcp(again, box, EVIL, 80) == ""
+        assert lookup(again, box, "evil.test") == []
+        assert again.http.post(f"/v1/sandboxes/{box}/reset", json={}).status_code == 200
+        assert tcp(again, box, "example.org", 80) == f"{GOOD}:80"
+        again.delete(box)
 
 
 def _moving(text: str) -> set[str]:
