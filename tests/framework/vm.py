@@ -165,8 +165,10 @@ def booted(console: Path) -> Iterator[Vm]:
         ours, theirs = socket.socketpair()
         stack.enter_context(ours)
         with theirs:
+            arguments = _arguments(images, repository, console, theirs.fileno())
             process = subprocess.Popen(
-                [qemu, *_arguments(images, repository, console, theirs.fileno())],
+                # It must not outlive us, even where we are killed.
+                ["setpriv", "--pdeathsig", "KILL", qemu, *arguments],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 # Each machine's own changes to the shared root go there.

@@ -21,7 +21,6 @@ SHORT_TIMEOUT_S, FULL_TIMEOUT_S = 600.0, 2.5 * 3600
 SHORT = {
     "kernel": [
         "tests/kernel/test_linux_cgroup.py",
-        "tests/kernel/test_features.py",
         "tests/kernel/test_layers_on_disk.py",
     ],
     "e2e": [
@@ -32,7 +31,7 @@ SHORT = {
         "tests/e2e/test_layers_on_disk.py::test_snapshot_and_fork",
     ],
     "security": ["tests/security/test_cgroup.py", "tests/security/test_mounts.py"],
-    "guest": ["tests/vm/guest"],
+    "guest": ["tests/vm/guest/test_oom_score.py", "tests/vm/guest/test_systemd_units.py"],
 }
 WHOLE = {
     "kernel": ["tests/kernel"],
