@@ -53,6 +53,8 @@ def main() -> int:
         if args.lock_fd is None:
             os.makedirs(args.runtime_dir, mode=0o755, exist_ok=True)
             node_lock.claim_for_unit(args.runtime_dir)
+        # A node that is a unit of its own may be the first to start on this machine.
+        os.makedirs(args.layers_dir, mode=0o755, exist_ok=True)
         ids = find_ids(args.account)
         features, findings = probe(
             args.account,

@@ -120,6 +120,7 @@ class Vm:
             if name.startswith("SANDBOXD_TESTS_") and name != "SANDBOXD_TESTS_SHARED_HOST"
         }
         settings |= {times.FACTOR: str(self.time_factor), "XDG_CACHE_HOME": "/root/cache"}
+        settings["PYTHONUNBUFFERED"] = "1"
         command = [f"{REPOSITORY}/.venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider"]
         return self.run(
             [*command, *arguments],
