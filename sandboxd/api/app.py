@@ -20,6 +20,7 @@ from sandboxd.api.routes import (
     batch,
     drain,
     egress,
+    eyes,
     files,
     health,
     images,
@@ -109,6 +110,7 @@ def create_app(
         health,
         images,
         node,
+        eyes,
         reload,
         drain,
     ):

@@ -1,4 +1,5 @@
-"""The bearer token, on every route but liveness and readiness.
+"""The bearer token, on every route but liveness, readiness and the status page, which is a page
+without a single figure in it and asks for the token itself.
 
 A plain ASGI middleware, before the router, so that no route need remember it. What is no route is
 only told to who may ask, and the OpenAPI document too, as it names the daemon's version.
@@ -11,10 +12,10 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sandboxd.api.exception_handlers import error_response
+from sandboxd.api.exception_handlers import error_response, note
 from sandboxd.errors import ConfigError, Unauthorized
 
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz"})
 _SCHEME: Final = b"bearer "
 
 
@@ -35,7 +36,7 @@ class BearerAuth:
             error = Unauthorized(
                 "a bearer token is needed", hint="it is in the file that token_file names"
             )
-            await error_response(error)(scope, receive, send)
+            await error_response(note(scope, error))(scope, receive, send)
 
     def _may(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]

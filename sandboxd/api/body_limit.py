@@ -10,7 +10,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandboxd.api.exception_handlers import error_response
+from sandboxd.api.exception_handlers import error_response, note
 from sandboxd.errors import BodyTooLarge
 
 _TO_A_PORT: Final = re.compile(r"/v1/sandboxes/[^/]*/ports/[^/]*/http/")
@@ -31,7 +31,7 @@ class BodyLimit:
         if length is None:
             await self._app(scope, self._counted(receive), send)
         elif length > self._max:
-            await error_response(self._error())(scope, receive, send)
+            await error_response(note(scope, self._error()))(scope, receive, send)
         else:
             # The server itself holds a body to the length it says.
             await self._app(scope, receive, send)

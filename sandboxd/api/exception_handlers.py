@@ -20,6 +20,7 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from sandboxd import errors
 from sandboxd.api.schemas import ErrorAnswer
@@ -111,6 +112,14 @@ def error_body(error: SandboxdError) -> bytes:
     )
 
 
+def note(scope: Scope, error: SandboxdError) -> SandboxdError:
+    """Count a request that is answered with ``error``."""
+    meters = getattr(scope["app"].state.runtime, "meters", None)
+    if meters is not None:
+        meters.refused(error)
+    return error
+
+
 def error_response(error: SandboxdError, headers: Mapping[str, str] | None = None) -> Response:
     all_headers = dict(headers or {})
     status = status_of(type(error))
@@ -176,20 +185,20 @@ def install(app: FastAPI) -> None:
     """Make every way to fail end in that body."""
 
     @app.exception_handler(SandboxdError)
-    async def _ours(_: Request, error: Exception) -> Response:
+    async def _ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, SandboxdError)
-        return error_response(error)
+        return error_response(note(request.scope, error))
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(_: Request, error: Exception) -> Response:
+    async def _invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         # The first part of a location says where (body, query …); it is what tells two apart.
-        return error_response(validation_error(error.errors()))
+        return error_response(note(request.scope, validation_error(error.errors())))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return error_response(_from_http(request, error), error.headers)
+        return error_response(note(request.scope, _from_http(request, error)), error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(_: Request, error: Exception) -> Response:
@@ -199,7 +208,8 @@ def install(app: FastAPI) -> None:
     async def _bug(request: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, so the server logs the traceback.
         log.error("%s %s failed: %r", request.method, request.url.path, error)
-        return error_response(SandboxdError("the daemon failed; its log says why"))
+        bug = SandboxdError("the daemon failed; its log says why")
+        return error_response(note(request.scope, bug))
 
 
 def _from_http(request: Request, error: HTTPException) -> SandboxdError:

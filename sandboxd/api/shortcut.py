@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sandboxd.api.exception_handlers import CLIENT_GONE, error_response
+from sandboxd.api.exception_handlers import CLIENT_GONE, error_response, note
 from sandboxd.api.routes import exec as exec_route
 from sandboxd.api.routes import sandboxes
 from sandboxd.errors import SandboxdError
@@ -41,7 +41,7 @@ class Shortcut:
         try:
             response = await handler(Request(scope, receive, send))
         except SandboxdError as error:
-            response = error_response(error)
+            response = error_response(note(scope, error))
         except ClientDisconnect:
             response = Response(status_code=CLIENT_GONE)
         await response(scope, receive, send)

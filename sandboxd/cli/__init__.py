@@ -19,6 +19,7 @@ from sandboxd.cli import (
     doctor,
     drain,
     egress,
+    events,
     exec_,
     images,
     inspect,
@@ -74,7 +75,7 @@ def build() -> typer.Typer:
     app.command("port-forward")(port_forward.port_forward)
     app.command("cp")(cp.cp)
     app.command("inspect")(inspect.inspect)
-    app.command("events")(inspect.events)
+    app.command("events")(events.events)
     app.command("egress")(egress.egress)
     app.command("top")(top.top)
     app.command("pause")(lifecycle.pause)

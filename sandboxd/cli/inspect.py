@@ -1,4 +1,4 @@
-"""``sandboxd inspect`` and ``events``: all that is known of a sandbox, and what became of it."""
+"""``sandboxd inspect``: all that is known of a sandbox."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from sandboxd.cli import options
 from sandboxd.cli.completion import sandbox_ids
-from sandboxd.cli.output import print_json, print_table, reporting
+from sandboxd.cli.output import print_json, reporting
 from sandboxd.client.sync import Client
 from sandboxd.errors import SandboxdError
 
@@ -37,30 +37,3 @@ def _all(daemon: Client, sandbox_id: str) -> dict[str, object]:
     with contextlib.suppress(SandboxdError):  # one that has failed may have no cgroups any more
         known["stats"] = sandbox.stats()
     return known
-
-
-def events(
-    sandbox: options.SandboxId,
-    *,
-    after: Annotated[int, typer.Option(help="Those that followed this number only.")] = 0,
-    as_json: options.Json = False,
-    url: options.Url = None,
-    token_file: options.TokenFile = None,
-    config: options.ConfigFile = None,
-) -> None:
-    """Print what became of a sandbox, the oldest first."""
-    with reporting(), options.daemon(url, token_file, config) as daemon:
-        found = daemon.connect(sandbox).events(after)
-    if as_json:
-        print_json({"events": found})
-        return
-    rows = [
-        [
-            str(event.seq),
-            event.at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            event.kind,
-            event.message,
-        ]
-        for event in found
-    ]
-    print_table(["SEQ", "AT", "KIND", "WHAT"], rows)

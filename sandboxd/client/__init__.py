@@ -51,6 +51,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sandboxd.client.eyes_calls import HistoryPoint, NodeEvent
 from sandboxd.client.failures import (
     AnswerTimeout,
     ClientMisused,
@@ -110,8 +111,10 @@ __all__ = [
     "ExecResult",
     "ExecStream",
     "FileInfo",
+    "HistoryPoint",
     "Image",
     "Node",
+    "NodeEvent",
     "NotSandboxd",
     "Output",
     "Prefetched",

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from sandboxd.client import calls, process_calls, run_calls, session_calls
-from sandboxd.client.aio_driver import AsyncDriver
+from sandboxd.client.aio_eyes import AsyncNodeEyes
 from sandboxd.client.aio_files import AsyncSandboxFiles
 from sandboxd.client.aio_port import AsyncSandboxPorts
 from sandboxd.client.aio_process import AsyncProcess
@@ -50,7 +50,7 @@ from sandboxd.client.session_calls import SessionInfos, SessionOptions
 from sandboxd.errors import SandboxdError
 
 
-class AsyncClient(AsyncDriver):
+class AsyncClient(AsyncNodeEyes):
     """One daemon: its sandboxes, its images, itself."""
 
     # --- sandboxes ---------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from sandboxd.client.results import (
 )
 from sandboxd.client.run_calls import LEASE_S, DrainInfo, RunEnd, RunInfo, RunOptions
 from sandboxd.client.session_calls import SessionInfos, SessionOptions
-from sandboxd.client.sync_driver import Driver
+from sandboxd.client.sync_eyes import NodeEyes
 from sandboxd.client.sync_files import SandboxFiles
 from sandboxd.client.sync_port import SandboxPorts
 from sandboxd.client.sync_process import Process
@@ -42,7 +42,7 @@ from sandboxd.client.sync_stream import ExecStream
 from sandboxd.errors import SandboxdError
 
 
-class Client(Driver):
+class Client(NodeEyes):
     """One daemon: its sandboxes, its images, itself."""
 
     # --- sandboxes ---------------------------------------------------------------------------

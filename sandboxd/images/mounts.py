@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,6 +72,8 @@ class ImageMounts:
         self._leases = Leases(store.directory)
         self._mounts: dict[str, Mount] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.acquired: Counter[str] = Counter(hit=0, miss=0)
+        """How often whoever wanted an image found it mounted, and how often it had to wait."""
 
     def mounted(self) -> list[Mount]:
         """The mounts that files can be read from."""
@@ -107,6 +110,7 @@ class ImageMounts:
         self._leases.want(image.key, image.digest)
         mount.name = image.name
         mount.users += 1
+        self.acquired["hit" if mount.is_ready else "miss"] += 1
         try:
             if not mount.is_ready:
                 await asyncio.shield(mount.ready)

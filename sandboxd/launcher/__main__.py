@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from sandboxd.host.client import HostClient
 from sandboxd.launcher import mounter, protocol, spooler, undertaker
+from sandboxd.launcher.census import census
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.cpus import Cpus
 from sandboxd.launcher.images import Images
@@ -166,7 +167,9 @@ def _serve(
     )
 
     def describe() -> dict[str, Any]:
-        return {**about, "features": {**about["features"], "proc_views": views.state}}
+        counts = census(cgroups=groups, images=images, mount_dir=orders["mount_dir"], sweep=sweep)
+        features = {**about["features"], "proc_views": views.state}
+        return {**about, "features": features, "counts": counts}
 
     server = Server(loop, listener, describe)
     burial = Worker(loop, "undertaker", undertaker.handlers)

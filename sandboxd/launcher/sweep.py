@@ -54,6 +54,8 @@ class Sweep:
         self._staging = staging
         self._views = views
         self._suspects: set[str] = set()
+        self.removed = 0
+        """Since the start."""
 
     def keep_house(self, every_s: float) -> Task[None]:
         """For ever: look, and remove what was lost last time already."""
@@ -79,6 +81,7 @@ class Sweep:
             except OSError as error:  # what was killed in it has not ended yet: the next round
                 print(f"launcher: {what} stays: {error}", file=sys.stderr)
             else:
+                self.removed += 1
                 print(f"launcher: swept {what}", file=sys.stderr)
         self._suspects = set(found)
         return lost

@@ -119,14 +119,16 @@ class Verbs:
 
     def _describe(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del message, fds
+        node = self._node()
         counts = {
+            **node.get("counts", {}),
             "sandboxes": len(self.sandboxes.by_id),
             "slots_ready": self.slots.ready,
             "slots_primed": len(self.slots.primed()),
             "in_teardown": self.slots.in_teardown,
             "images": len(self.images.by_key),
         }
-        return {**self._node(), "counts": counts}, ()
+        return {**node, "counts": counts}, ()
         yield
 
     def _mount(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -84,6 +84,8 @@ class Admission:
         self._drain = drain
         self._next_due_s = next_due_s
         self.ledger = Ledger(capacity)
+        self.refused: Counter[str] = Counter()
+        """Creates that were sent away, by what there was too little of."""
         self._comeback = Comeback()
         self.room = WaitingRoom(self._seat, lambda one: self.leave(one.sandbox_id), self._refusal)
         self.pressure = Pressure(config, self.room.wake, read)
@@ -150,6 +152,7 @@ class Admission:
         return None
 
     def _refusal(self, shortage: Shortage, request: Request) -> SandboxdError:
+        self.refused[shortage.reason] += 1
         detail: dict[str, Any] = {"reason": shortage.reason, "waiting": len(self.room)}
         if shortage.own:
             if shortage.ready_in_s is not None:

@@ -95,6 +95,7 @@ class Adoption:
         sandbox.mount = self.runtime.images.hold(row.images, sandbox.spec.image)
         self.table[sandbox.id] = sandbox
         self.runtime.admission.adopt(sandbox.id, sandbox.spec)
+        sandbox.observe(self.runtime.meters, self.runtime.node_events)
         sandbox.events.add("adopted", "by a daemon that has started anew")
         self.runtime.watch_expiry(sandbox)
         if sandbox.mark is not None:

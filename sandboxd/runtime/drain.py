@@ -93,12 +93,14 @@ class Drain:
                 why, deadline = self.state.why, ends
         self._set(DrainState(why, since, deadline))
         self._runtime.admission.room.refuse(self.refusal)
+        self._runtime.node_events.tell("drain", "the node takes on no more sandboxes", why=why)
         log.warning("draining (%s), %d sandboxes are there", why, len(self._runtime.table))
         await self.keep()
 
     async def end(self) -> None:
         """Take sandboxes on again. Raises NodeUnavailable as ``begin`` does."""
         if self.state is not None:
+            self._runtime.node_events.tell("undrain", "the node takes sandboxes on again")
             log.warning("draining is over")
         self._set(None)
         self._runtime.admission.room.wake()

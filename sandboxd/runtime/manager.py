@@ -44,8 +44,11 @@ from sandboxd.runtime.drain import Drain
 from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.failures import death
 from sandboxd.runtime.files import FileWrite
+from sandboxd.runtime.history import History
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
+from sandboxd.runtime.meters import Meters
 from sandboxd.runtime.network import check_network, network_request
+from sandboxd.runtime.node_events import NodeEvents
 from sandboxd.runtime.ports import Ports
 from sandboxd.runtime.processes import ProcessTables
 from sandboxd.runtime.profiles import Profiles
@@ -98,6 +101,8 @@ class Runtime:
         self._losses = 0
         """How often the launcher was lost; tells a successor from the one before."""
         self._node: dict[str, Any] = {}
+        self.meters = Meters()
+        self.node_events = NodeEvents(self.meters.event)
 
     async def start(self) -> None:
         """Begin: connects in the background, and again whenever the launcher is lost."""
@@ -122,6 +127,7 @@ class Runtime:
         self.sessions = SessionTables(self.processes, lambda: new_id("ss"))
         self.streams = Streams(_stream_limits(self.config), lambda: new_id("ex"))
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_S, self._keep_house)
+        self.history = History(self)
         self.launcher.start(self)
 
     def reconfigure(self, config: Config) -> None:
@@ -135,6 +141,7 @@ class Runtime:
     def cut_off(self) -> None:
         """End whatever somebody waits for, with NodeUnavailable: the daemon is about to end."""
         error = NodeUnavailable("the daemon is stopping")
+        self.node_events.close()
         self.sessions.close()
         for sandbox in self._table.values():
             sandbox.disconnect(error)
@@ -143,6 +150,7 @@ class Runtime:
         """Let go of everything; sandboxes live on, as they are the launcher's."""
         self._ready = False
         self._housekeeping.cancel()
+        self.history.close()
         self._expiry.close()
         self.admission.close()
         self.drain.close()
@@ -276,6 +284,7 @@ class Runtime:
             spec = replace(spec, image=self._image_to_copy(spec, spec.copy_from))
         sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark, finished=not files)
         sandbox.program = program
+        sandbox.observe(self.meters, self.node_events)
         await self.admission.enter(sandbox.id, spec, wait_s)
         sandbox.created_at = now()
         self._table[sandbox.id] = sandbox
@@ -293,7 +302,10 @@ class Runtime:
                 sandbox.finished = True
                 await self.launcher.call("note", sandbox=sandbox.id, meta=sandbox.meta())
                 sandbox.phases_ms["files"] = _since(put_at)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, SandboxdError):
+                told = {"code": error.code, "cause": error.cause}
+                sandbox.events.add("create-failed", error.message, **told)
             self._table.pop(sandbox.id, None)
             self._let_go(sandbox)
             self.admission.leave(sandbox.id)
@@ -305,6 +317,7 @@ class Runtime:
         finally:
             sandbox.made.set()
         sandbox.phases_ms["total"] = _since(started_at)
+        self.meters.created(sandbox.phases_ms)
         sandbox.events.add("created", f"of image {spec.image}", image_key=sandbox.image_key)
         if spec.copy_from is not None:
             copied = dict(answer.ok.get("copied") or {})
@@ -435,6 +448,7 @@ class Runtime:
             if self._table.get(sandbox.id) is not sandbox:
                 return
             sandbox.state = SandboxState.DELETING
+            began_at = time.monotonic()
             sandbox.events.add("deleting", "no process of it lives once this is done")
             sandbox.disconnect(SandboxDead("the sandbox was deleted", reason="deleted"))
             await self.launcher.call("delete", sandbox=sandbox.id)
@@ -443,6 +457,8 @@ class Runtime:
             self._expiry.add(sandbox.id, DELETE_AGAIN_S)
             raise
         else:
+            self.meters.deletes.observe(time.monotonic() - began_at)
+            sandbox.events.add("deleted", "no process of it lives")
             self.forget(sandbox)
         finally:
             sandbox.deletion = None
@@ -509,6 +525,8 @@ class Runtime:
         self._ready = self._adopted = True
         self._became_ready.set()
         self.spawn(self._delete_abandoned())
+        told = f"the launcher is connected; {adopted} sandboxes were taken over"
+        self.node_events.tell("node-connected", told, adopted=adopted)
         log.info(
             "launcher connected, %d sandboxes (%d adopted) in %.0f ms",
             len(self._table),
@@ -527,6 +545,7 @@ class Runtime:
         self._ready = False
         self._became_ready.clear()
         self._losses += 1
+        self.node_events.tell("node-lost", "the launcher is not connected any more")
         self.processes.launcher_lost()
 
     def launcher_event(self, event: dict[str, Any]) -> None:
@@ -535,6 +554,9 @@ class Runtime:
             self.processes.told(event)
         elif kind == "image-died":
             log.warning("the server of image %s died", event.get("key"))
+            self.node_events.tell(
+                "image-died", "the server of an image died", image_key=str(event.get("key"))
+            )
             self.images.died(str(event.get("key")))
         elif kind == "image-mounted":
             of = {name: str(event.get(name)) for name in ("key", "name", "digest")}

@@ -132,6 +132,12 @@ class RunTable:
             raise RunNotFound(f"no run {name!r} on this node")
         return views[name]
 
+    def counts(self) -> dict[str, int]:
+        """Runs that were set up or ended, and those with a lease, for the metrics."""
+        ended = sum(self._ended(record) for record in self._table.values())
+        leased = sum(record.lease_s is not None for record in self._table.values())
+        return {"active": len(self._table) - ended, "ended": ended, "leased": leased}
+
     def views(self) -> list[RunView]:
         """By name, those too that nobody has set up. Raises NodeUnavailable."""
         sandboxes: dict[str, int] = {}

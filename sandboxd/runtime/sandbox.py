@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from sandboxd.errors import (
@@ -38,6 +39,8 @@ from sandboxd.runtime.control import Control
 from sandboxd.runtime.events import EventLog
 from sandboxd.runtime.exec import Exec, Sink
 from sandboxd.runtime.image_watch import ImageWatch
+from sandboxd.runtime.meters import Meters
+from sandboxd.runtime.node_events import NodeEvents
 from sandboxd.runtime.oom import OomCounter
 from sandboxd.runtime.pipes import Leftovers
 from sandboxd.runtime.port_connection import PortConnections
@@ -125,8 +128,11 @@ class Sandbox:
     background: int = 0
     """Processes that run in the background, as far as this daemon knows."""
     ports: PortConnections = field(default_factory=PortConnections)
+    meters: Meters | None = None
     _control: Control | None = None
     _oom: OomCounter | None = None
+    _oom_kills: int | None = None
+    """As many as ``meters`` were told of."""
     _images: ImageWatch | None = None
     _leftovers: Leftovers | None = None
     _env: dict[str, str] = field(default_factory=dict)
@@ -231,6 +237,19 @@ class Sandbox:
 
     # --- its life ----------------------------------------------------------------------------
 
+    def observe(self, meters: Meters, node_events: NodeEvents) -> None:
+        """Have the node's eyes see what becomes of it. They hold its names, not the sandbox."""
+        self.meters = meters
+        self.events.told = partial(node_events.add, self.id, self.spec.run)
+
+    def count_oom_kills(self) -> None:
+        """Tell ``meters`` of those since it was last called."""
+        if self._oom is not None and self.meters is not None:
+            kills = self._oom.read()
+            if self._oom_kills is not None:
+                self.meters.oom_kills += max(0, kills - self._oom_kills)
+            self._oom_kills = kills
+
     def connect(
         self,
         fds: Sequence[int],
@@ -248,6 +267,8 @@ class Sandbox:
             self._images.all_alive,
         )
         self._oom = OomCounter(oom_kill_path)
+        if self._oom_kills is None:
+            self.count_oom_kills()  # those of before are an earlier daemon's to count
         self._leftovers = Leftovers()
         if self.state is SandboxState.CREATING:
             self.state = SandboxState.RUNNING
@@ -272,6 +293,7 @@ class Sandbox:
         if self._leftovers is not None:
             self._leftovers.close()
         if self._oom is not None:
+            self.count_oom_kills()
             self._oom.close()
         if self._images is not None:
             self._images.close()
@@ -385,6 +407,11 @@ class Sandbox:
     def _exec_ended(self, done: asyncio.Future[ExecResult]) -> None:
         self.last_used_at = time.monotonic()
         error = None if done.cancelled() else done.exception()
+        if self.meters is not None and not done.cancelled():
+            if error is None:
+                self.meters.exec_ended(done.result())
+            elif isinstance(error, SandboxdError):
+                self.meters.exec_failed(error)
         if isinstance(error, SandboxdError):
             self.events.add("exec-failed", error.message, code=error.code, cause=error.cause)
         elif not done.cancelled() and done.result().oom_killed:

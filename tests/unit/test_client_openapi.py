@@ -19,6 +19,7 @@ from sandboxd import errors
 from sandboxd.api.app import create_app
 from sandboxd.client import (
     aio,
+    eyes_calls,
     failures,
     file_calls,
     process_calls,
@@ -81,6 +82,7 @@ FIELDS = {
     "PrefetchedImage": (results.Prefetched, {}),
     "NodeAnswer": (results.Node, {}),
     "RunAnswer": (run_calls.RunInfo, {}),
+    "HistoryPoint": (eyes_calls.HistoryPoint, {}),
 }
 DECODED = {"encoding", "name"}
 """Fields that are used up in reading the others, or are properties."""
@@ -128,6 +130,9 @@ def every_call(root, sandbox, process, session, here):
     yield lambda: root.prefetch(["i"])
     yield lambda: root.evict_image("a/b")
     yield root.node
+    yield root.metrics
+    yield root.history
+    yield lambda: root.events(3, follow=True, run="r", sandbox="sb-1", kinds=["oom"])
     yield root.reload
     yield root.runs
     yield lambda: root.delete_run("r", within_s=1)
