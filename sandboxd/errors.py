@@ -300,6 +300,12 @@ class TreeTooLarge(FileError):
     code = "tree-too-large"
 
 
+class DiffUnspeakable(FileError):
+    """A name or an attribute of the sandbox that a layer's tar cannot have."""
+
+    code = "diff-unspeakable"
+
+
 class ArchiveInvalid(FileError):
     """No tar, or one that is damaged, unsafe or too large; ``detail["reason"]`` says which."""
 

@@ -18,6 +18,7 @@ from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes import (
     archives,
     batch,
+    diffs,
     drain,
     egress,
     eyes,
@@ -106,6 +107,7 @@ def create_app(
         egress,
         batch,
         snapshots,
+        diffs,
         runs,
         health,
         images,

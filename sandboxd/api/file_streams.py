@@ -10,14 +10,14 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Final
+from typing import Final, Protocol, Self
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from sandboxd.api.disconnect import ClientWatch
 from sandboxd.errors import SandboxdError
-from sandboxd.runtime.files import FileRead, Stream
+from sandboxd.runtime.files import FileRead
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +27,24 @@ _LAST_DATE_S: Final = 253_402_300_799
 """The end of year 9999, of which an HTTP date is the last."""
 
 
+class Source(Protocol):
+    """What a stream comes from: a file operation, a comparison."""
+
+    head: bytes
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def abandon(self) -> None: ...
+    def rest(self) -> AsyncIterator[bytes]: ...
+
+
 class StreamAnswer(Response):
     """A stream that is still going on; ``body`` what comes of it, all from its start. The stream is
     closed however the answer ends. With a ``content-length`` in ``headers`` it has just so much."""
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Source,
         body: AsyncIterator[bytes],
         *,
         status: int = 200,
@@ -71,7 +82,7 @@ class StreamAnswer(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def pieces(stream: Stream) -> AsyncIterator[bytes]:
+async def pieces(stream: Source) -> AsyncIterator[bytes]:
     """All of a stream from its head."""
     yield stream.head
     async for data in stream.rest():

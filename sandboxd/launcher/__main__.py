@@ -27,6 +27,7 @@ from sandboxd.launcher import mounter, protocol, spooler, undertaker
 from sandboxd.launcher.census import census
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.cpus import Cpus
+from sandboxd.launcher.diffs import Diffs
 from sandboxd.launcher.images import Images
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layers
@@ -222,6 +223,15 @@ def _serve(
         staging=staging,
     )
 
+    diffs = Diffs(
+        loop,
+        sandboxes=sandboxes,
+        images=images,
+        layers=layers,
+        images_dir=orders["mount_dir"],
+        attached=staging is not None,
+    )
+
     def start() -> Task[None]:
         yield from zygote.initialise(
             unmapped_id=orders["node_id"],
@@ -241,6 +251,7 @@ def _serve(
             slots=slots,
             snapshots=snapshots,
             transfers=transfers,
+            diffs=diffs,
             spooler=output_worker,
         )
         loop.spawn(slots.keep_house())

@@ -36,6 +36,8 @@ probe      ``sandbox``                                            ``answer``: wh
                                                                   servers do, asked now
 exclusive  ``sandbox how``, see ``exclusive.py``                  ``execs`` once it is so
 usage      ``sandbox``                                            figures, see ``usage.py``
+diff       ``sandbox`` or ``snapshot``; ``since form after        ``entries more`` once all of it
+           limit most`` (fd: the write end of a pipe)             is written, see ``diffs.py``
 egress     ``sandbox after limit``                                see ``sandboxd.network.egress``
 process-…  see below
 ========== ====================================================== =================================

@@ -15,6 +15,7 @@ from typing import Any, Final
 from sandboxd.errors import NodeError, SandboxdError
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
+from sandboxd.launcher.diffs import Diffs
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.loop import Loop, Promise
 from sandboxd.launcher.processes import Process, Processes
@@ -52,6 +53,7 @@ class Server:
         slots: Slots,
         snapshots: Snapshots,
         transfers: Transfers,
+        diffs: Diffs,
         spooler: Worker,
     ) -> None:
         self._sandboxes = sandboxes
@@ -63,6 +65,7 @@ class Server:
             slots=slots,
             snapshots=snapshots,
             transfers=transfers,
+            diffs=diffs,
             processes=Processes(self._loop, spooler, self._process_exited),
         )
         self._loop.add_reader(self._listener.fileno(), self._accept)

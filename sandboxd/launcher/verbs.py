@@ -11,6 +11,7 @@ from sandboxd.errors import NodeError, RequestError, SandboxdError
 from sandboxd.init.fingerprint import fingerprint
 from sandboxd.init.protocol import KillScope
 from sandboxd.launcher import exclusive, freeze, protocol, usage
+from sandboxd.launcher.diffs import Diffs
 from sandboxd.launcher.images import Images
 from sandboxd.launcher.kept import Kept
 from sandboxd.launcher.layers import Stack
@@ -38,6 +39,7 @@ class Verbs:
         snapshots: Snapshots,
         processes: Processes,
         transfers: Transfers,
+        diffs: Diffs,
     ) -> None:
         self._loop = loop
         self._node = node
@@ -48,6 +50,7 @@ class Verbs:
         self.processes = processes
         self.kept = Kept()
         self.transfers = transfers
+        self.diffs = diffs
 
     def serve(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         """Serve one request; its descriptors are closed in the end. Raises SandboxdError."""
@@ -63,6 +66,7 @@ class Verbs:
             "delete": self._delete,
             "reset": self._reset,
             "snapshot": self._snapshot,
+            "diff": self._diff,
             "snapshots": self._list_snapshots,
             "snapshot-delete": self._delete_snapshot,
             "note": self._note,
@@ -220,6 +224,16 @@ class Verbs:
     def _snapshot(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         return (yield from self.snapshots.take(message)), ()
+
+    def _diff(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        if len(fds) != 1:
+            raise RequestError("diff takes a pipe")
+        since = self.snapshots.find(message["since"]).stack if message.get("since") else None
+        if message.get("snapshot"):
+            stack = self.snapshots.find(message["snapshot"]).stack
+            return (yield from self.diffs.of_snapshot(stack, since, message, fds[0])), ()
+        sandbox = self.sandboxes.find(message["sandbox"])
+        return (yield from self.diffs.of_sandbox(sandbox, since, message, fds[0])), ()
 
     def _list_snapshots(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds

@@ -112,6 +112,54 @@ def make_overlay_of_attached(
         os.chdir("/")
 
 
+def make_view(
+    images_dir: str,
+    lowers: Sequence[str],
+    layer_fds: Sequence[int] = (),
+    attached: Sequence[str] | None = None,
+) -> int:
+    """What a stack shows that nobody writes to: a descriptor of its root directory, read only.
+
+    ``attached``: the layers' names, where they are attached. Changes the caller's working
+    directory.
+    """
+    if not layer_fds and len(lowers) == 1:
+        return os.open(f"{images_dir}/{lowers[0]}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if attached is not None:
+        names = [*(f"{name}/{UPPER}" for name in attached), *lowers]
+        staged = f"view{os.getpid()}"
+        os.chdir(images_dir)
+        try:
+            os.mkdir(staged, 0o700)
+            try:
+                options = f"lowerdir={':'.join(names)},userxattr"
+                mount.mount("overlay", staged, "overlay", mount.MS_RDONLY, options)
+                try:
+                    clone = mount.OPEN_TREE_CLONE | mount.OPEN_TREE_CLOEXEC
+                    return mount.open_tree(mount.AT_FDCWD, staged, clone)
+                finally:
+                    mount.umount2(staged, mount.MNT_DETACH)
+            finally:
+                os.rmdir(staged)
+        finally:
+            os.chdir("/")
+    with ExitStack() as undo:
+        context = mount.fsopen("overlay")
+        undo.callback(os.close, context)
+        try:
+            for layer_fd in layer_fds:
+                os.fchdir(layer_fd)
+                mount.fsconfig_set_string(context, "lowerdir+", UPPER)
+            os.chdir(images_dir)
+            for name in lowers:
+                mount.fsconfig_set_string(context, "lowerdir+", name)
+            mount.fsconfig_set_flag(context, "userxattr")
+            mount.fsconfig_create(context)
+            return mount.fsmount(context)
+        finally:
+            os.chdir("/")
+
+
 def make_root(
     images_fd: int,
     lowers: Sequence[str],
