@@ -16,6 +16,7 @@ from sandboxd import __version__
 from sandboxd.cli import (
     config_show,
     cp,
+    diff,
     doctor,
     drain,
     egress,
@@ -74,6 +75,7 @@ def build() -> typer.Typer:
     app.command("shell")(shell.shell)
     app.command("port-forward")(port_forward.port_forward)
     app.command("cp")(cp.cp)
+    app.command("diff")(diff.diff)
     app.command("inspect")(inspect.inspect)
     app.command("events")(events.events)
     app.command("egress")(egress.egress)

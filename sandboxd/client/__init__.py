@@ -51,6 +51,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sandboxd.client.diff_calls import Diff, DiffEntry
 from sandboxd.client.eyes_calls import HistoryPoint, NodeEvent
 from sandboxd.client.failures import (
     AnswerTimeout,
@@ -105,6 +106,8 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionLost",
     "Deleted",
+    "Diff",
+    "DiffEntry",
     "DrainInfo",
     "Event",
     "ExecExit",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -16,7 +17,7 @@ from collections.abc import (
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
-from sandboxd.client import calls, process_calls, run_calls, session_calls
+from sandboxd.client import calls, diff_calls, process_calls, run_calls, session_calls
 from sandboxd.client.aio_eyes import AsyncNodeEyes
 from sandboxd.client.aio_files import AsyncSandboxFiles
 from sandboxd.client.aio_port import AsyncSandboxPorts
@@ -25,6 +26,7 @@ from sandboxd.client.aio_run import AsyncRun
 from sandboxd.client.aio_session import AsyncSession
 from sandboxd.client.aio_stream import AsyncExecStream
 from sandboxd.client.calls import BatchExec, CreateOptions, ExecOptions
+from sandboxd.client.diff_calls import Diff
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.process_calls import Processes, ProcessOptions
 from sandboxd.client.reloaded import Reloaded
@@ -179,6 +181,27 @@ class AsyncClient(AsyncNodeEyes):
         """What was forked from it lives on. One that is not there is deleted."""
         one = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         await self.do(calls.delete_snapshot(one))
+
+    async def snapshot_diff(
+        self,
+        snapshot: Snapshot | str,
+        *,
+        since: Snapshot | str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Diff:
+        """What a snapshot has that its image, or another snapshot, has not, and vice versa."""
+        return await self.do(diff_calls.of_snapshot(snapshot, since, after, limit))
+
+    async def download_snapshot_diff(
+        self,
+        snapshot: Snapshot | str,
+        target: str | os.PathLike[str],
+        *,
+        since: Snapshot | str | None = None,
+    ) -> int:
+        """The same as a tar, an OCI layer; its bytes. What breaks off leaves nothing."""
+        return await self._download(diff_calls.tar_of_snapshot(snapshot, since), target)
 
     # --- images, the node --------------------------------------------------------------------
 
@@ -362,6 +385,24 @@ class AsyncSandbox(AsyncSandboxFiles, AsyncSandboxPorts):
             return AsyncSandbox(self._client, info, owned=True)
 
         return Pending(make())
+
+    async def diff(
+        self,
+        *,
+        since: Snapshot | str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Diff:
+        """What it has that its image, or a snapshot, has not, and the other way round. Its
+        processes are frozen meanwhile; give ``next`` as ``after`` where there is more."""
+        return await self._client.do(diff_calls.of_sandbox(self.id, since, after, limit))
+
+    async def download_diff(
+        self, target: str | os.PathLike[str], *, since: Snapshot | str | None = None
+    ) -> int:
+        """The same as a tar, an OCI layer, told file by file; its bytes. For one moment's, take
+        that of a snapshot. What breaks off leaves nothing."""
+        return await self._client._download(diff_calls.tar_of_sandbox(self.id, since), target)
 
     async def reset(self, snapshot: Snapshot | str | None = None) -> SandboxInfo:
         """Kill all its processes and begin anew, from the bare image or a snapshot."""

@@ -18,6 +18,7 @@ from sandboxd.client import address
 from sandboxd.client.aio_transport import AsyncKeepAliveTransport
 from sandboxd.client.calls import Call
 from sandboxd.client.failures import ClientMisused, error_from_body
+from sandboxd.client.local_files import replacing
 from sandboxd.client.retries import Answer, Tries, transport_error
 
 T = TypeVar("T")
@@ -101,6 +102,15 @@ class AsyncDriver:
             yield self._pieces(response)
         finally:
             await _stream_of(response).aclose()
+
+    async def _download(self, call: Call[T], target: str | os.PathLike[str]) -> int:
+        """An answer's body as a file of ours; its bytes. What breaks off leaves nothing."""
+        written = 0
+        async with self.stream(call) as pieces:
+            with replacing(target) as file:
+                async for piece in pieces:
+                    written += file.write(piece)
+        return written
 
     async def _open_stream(self, call: Call[T]) -> httpx.Response:
         tries = self._tries(call)

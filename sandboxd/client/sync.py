@@ -4,12 +4,14 @@ forward's."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
-from sandboxd.client import calls, process_calls, run_calls, session_calls
+from sandboxd.client import calls, diff_calls, process_calls, run_calls, session_calls
 from sandboxd.client.calls import BatchExec, CreateOptions, ExecOptions
+from sandboxd.client.diff_calls import Diff
 from sandboxd.client.frames import FrameReader
 from sandboxd.client.process_calls import Processes, ProcessOptions
 from sandboxd.client.reloaded import Reloaded
@@ -157,6 +159,27 @@ class Client(NodeEyes):
         one = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         self.do(calls.delete_snapshot(one))
 
+    def snapshot_diff(
+        self,
+        snapshot: Snapshot | str,
+        *,
+        since: Snapshot | str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Diff:
+        """What a snapshot has that its image, or another snapshot, has not, and vice versa."""
+        return self.do(diff_calls.of_snapshot(snapshot, since, after, limit))
+
+    def download_snapshot_diff(
+        self,
+        snapshot: Snapshot | str,
+        target: str | os.PathLike[str],
+        *,
+        since: Snapshot | str | None = None,
+    ) -> int:
+        """The same as a tar, an OCI layer; its bytes. What breaks off leaves nothing."""
+        return self._download(diff_calls.tar_of_snapshot(snapshot, since), target)
+
     # --- images, the node --------------------------------------------------------------------
 
     def images(self) -> Images:
@@ -299,6 +322,24 @@ class Sandbox(SandboxFiles, SandboxPorts):
         of it: what a verdict is taken in. Its processes are frozen meanwhile."""
         given: CreateOptions = {**options, "copy_from": {"sandbox": self.id, "paths": paths}}
         return Sandbox(self._client, self._client.do(calls.create(None, given)), owned=True)
+
+    def diff(
+        self,
+        *,
+        since: Snapshot | str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Diff:
+        """What it has that its image, or a snapshot, has not, and the other way round. Its
+        processes are frozen meanwhile; give ``next`` as ``after`` where there is more."""
+        return self._client.do(diff_calls.of_sandbox(self.id, since, after, limit))
+
+    def download_diff(
+        self, target: str | os.PathLike[str], *, since: Snapshot | str | None = None
+    ) -> int:
+        """The same as a tar, an OCI layer, told file by file; its bytes. For one moment's, take
+        that of a snapshot. What breaks off leaves nothing."""
+        return self._client._download(diff_calls.tar_of_sandbox(self.id, since), target)
 
     def reset(self, snapshot: Snapshot | str | None = None) -> SandboxInfo:
         """Kill all its processes and begin anew, from the bare image or a snapshot."""

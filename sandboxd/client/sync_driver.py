@@ -18,6 +18,7 @@ import httpx
 from sandboxd.client import address
 from sandboxd.client.calls import Call
 from sandboxd.client.failures import ClientMisused, error_from_body
+from sandboxd.client.local_files import replacing
 from sandboxd.client.retries import Answer, Tries, transport_error
 from sandboxd.client.sync_transport import KeepAliveTransport
 
@@ -105,6 +106,11 @@ class Driver:
             yield self._pieces(response)
         finally:
             _stream_of(response).close()
+
+    def _download(self, call: Call[T], target: str | os.PathLike[str]) -> int:
+        """An answer's body as a file of ours; its bytes. What breaks off leaves nothing."""
+        with self.stream(call) as pieces, replacing(target) as file:
+            return sum(file.write(piece) for piece in pieces)
 
     def _open_stream(self, call: Call[T]) -> httpx.Response:
         tries = self._tries(call)

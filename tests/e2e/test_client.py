@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -147,6 +148,30 @@ def test_snapshots_forks_and_resets(client: Client):
             box.read_file("/work/f")
         assert [one.id for one in client.snapshots() if one.run == "snap"] == [kept.id]
         client.delete_snapshot(kept)
+
+
+def test_diffs(client: Client, tmp_path: Path):
+    with client.create("busybox") as box:
+        odd = os.fsdecode(b"/work/\xff")
+        box.write_file(odd, "x")
+        kept = box.snapshot()
+        box.write_file("/work/f", "two")
+        assert [one.path for one in box.diff().changes if one.path > "/work"] == ["/work/f", odd]
+        page = box.diff(since=kept, limit=1)
+        assert [(one.path, one.change) for one in page.changes] == [("/work/f", "added")]
+        assert (page.more, page.next) == (False, None)
+        assert odd in [one.path for one in client.snapshot_diff(kept).changes]
+        size = box.download_diff(tmp_path / "box.tar", since=kept)
+        with tarfile.open(tmp_path / "box.tar") as tar:
+            assert tar.getnames() == [".", "work", "work/f"]
+        assert os.stat(tmp_path / "box.tar").st_size == size
+        client.download_snapshot_diff(kept, tmp_path / "kept.tar")
+        with tarfile.open(tmp_path / "kept.tar") as tar:
+            assert "work/\udcff" in tar.getnames()
+        client.delete_snapshot(kept)
+        with pytest.raises(errors.SnapshotNotFound):
+            box.download_diff(tmp_path / "none.tar", since=kept)
+        assert not (tmp_path / "none.tar").exists()
 
 
 def test_names_in_a_sandbox(client: Client):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import signal
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,21 @@ def test_a_reader_that_closes_the_pipe_ends_the_program(sandboxd: CommandLine, s
         assert running.stderr is not None
         assert b"Traceback" not in running.stderr.read()
     wait_for(lambda: not pids_with(marker), "the end of the command")
+
+
+def test_diff(sandboxd: CommandLine, sandbox: str, tmp_path: Path):
+    good(sandboxd("exec", sandbox, "sh", "-c", "echo > /new; chmod 700 /tmp; rm /bin/true"))
+    told = good(sandboxd("diff", sandbox)).splitlines()
+    assert told == ["D /bin/true", "A /new", "C /tmp  (mode)"]
+    taken = good(sandboxd("snapshots", "take", sandbox)).strip()
+    assert good(sandboxd("diff", taken)).splitlines() == told
+    good(sandboxd("exec", sandbox, "sh", "-c", "echo > /newer"))
+    [only] = good(sandboxd("diff", "--since", taken, "--json", sandbox))["changes"]
+    assert (only["path"], only["change"]) == ("/newer", "added")
+    good(sandboxd("diff", "--tar", str(tmp_path / "t"), taken))
+    with tarfile.open(tmp_path / "t") as tar:
+        assert tar.getnames() == [".", "bin", "bin/.wh.true", "new", "tmp"]
+    good(sandboxd("snapshots", "rm", taken))
 
 
 def test_snapshots(sandboxd: CommandLine, daemon: Daemon):

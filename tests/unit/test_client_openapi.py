@@ -19,6 +19,7 @@ from sandboxd import errors
 from sandboxd.api.app import create_app
 from sandboxd.client import (
     aio,
+    diff_calls,
     eyes_calls,
     failures,
     file_calls,
@@ -74,6 +75,11 @@ FIELDS = {
     "FileAnswer": (results.FileInfo, {}),
     "FileEntryAnswer": (file_calls.FileEntry, {"path_base64": "path", "target_base64": "target"}),
     "SnapshotTaken": (results.Snapshot, {}),
+    "DiffAnswer": (diff_calls.Diff, {}),
+    "DiffEntryAnswer": (
+        diff_calls.DiffEntry,
+        {"path_base64": "path", "target_base64": "target"},
+    ),
     "EventAnswer": (results.Event, {}),
     "EgressAnswer": (results.EgressEntry, {}),
     "EgressList": (results.Egress, {}),
@@ -125,6 +131,11 @@ def every_call(root, sandbox, process, session, here):
     yield lambda: root.snapshots(run="r", sandbox="sb-1")
     yield lambda: root.get_snapshot("sn-1")
     yield lambda: root.delete_snapshot("sn-1")
+    page = {"since": "sn-2", "after": "L2E=", "limit": 5}
+    yield lambda: root.snapshot_diff("sn-1", **page)
+    yield lambda: root.download_snapshot_diff("sn-1", here / "got", since="sn-2")
+    yield lambda: sandbox.diff(**page)
+    yield lambda: sandbox.download_diff(here / "got", since="sn-2")
     yield root.images
     yield lambda: root.prepare_image("i")
     yield lambda: root.prefetch(["i"])
