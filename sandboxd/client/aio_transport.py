@@ -7,8 +7,10 @@ every request; here each request has a connection for itself, and none looks at 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Final, cast
 
 import httptools
@@ -45,8 +47,11 @@ class AsyncKeepAliveTransport(httpx.AsyncBaseTransport):
         connection = self._take(address) or await self._connect(address, timeouts)
         try:
             answer = connection.begin(to_head=request.method == "HEAD")
-            await connection.send(request, timeouts)
-            await connection.wait_for_head(timeouts)
+            try:
+                await connection.send(request, timeouts)
+                await connection.wait_for_head(timeouts)
+            finally:
+                connection.close_spare()
         except BaseException:
             connection.close()
             raise
@@ -116,6 +121,9 @@ class _Connection(asyncio.Protocol):
         self._failure: httpx.TransportError | None = None
         self._lost = False
         self._cut_short = False
+        self._spare = -1
+        """A second descriptor of the socket, while a body is sent in pieces: where a piece cannot
+        be sent, the event loop throws away what was received, and that may be the refusal."""
         self._writable = True
         self._reading = True
         self._waiter: asyncio.Future[None] | None = None
@@ -192,6 +200,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(head + b"".join(stream))
             return
         assert isinstance(stream, httpx.AsyncByteStream)
+        self._spare = os.dup(self._transport.get_extra_info("socket").fileno())
         self._transport.write(head)
         async for piece in stream:
             if self._answered:
@@ -213,8 +222,25 @@ class _Connection(asyncio.Protocol):
         assert answer is not None
         while not answer.head_complete:
             if self._failure is not None:
+                self._salvage(answer)
+                if answer.head_complete:
+                    return
                 raise self._failure
             await self._wait(timeouts.get("read"), httpx.ReadTimeout)
+
+    def _salvage(self, answer: HttpAnswer) -> None:
+        """Take what had come when the connection broke."""
+        with suppress(OSError):
+            while self._spare >= 0 and not answer.complete:
+                data = os.read(self._spare, UNREAD_BYTES)
+                if not data:
+                    break
+                self.data_received(data)
+
+    def close_spare(self) -> None:
+        spare, self._spare = self._spare, -1
+        if spare >= 0:
+            os.close(spare)
 
     async def pieces(self, timeouts: Timeouts) -> AsyncIterator[bytes]:
         """The answer's body as it comes. Raises httpx.TransportError where it is cut off."""

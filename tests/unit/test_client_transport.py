@@ -24,6 +24,8 @@ class Server:
     def __init__(self, answers: list[bytes], *, then_wait: bool = False) -> None:
         self.requests: list[bytes] = []
         self.connections = 0
+        self.closed = threading.Semaphore(0)
+        """Released for each connection that is closed here."""
         self._answers = answers
         self._then_wait = then_wait
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -45,6 +47,7 @@ class Server:
                     connection.sendall(answer)
                 if self._then_wait:
                     self._released.wait(30)
+            self.closed.release()
 
     def release(self) -> None:
         """Do not wait at the end of a connection any longer."""
@@ -202,6 +205,7 @@ def test_one_that_the_server_closed_is_not(serve: Serve, client: Client) -> None
     server = serve([OK])
     for _ in range(3):
         assert ask(client, server.url).content == b"hello"
+        assert server.closed.acquire(timeout=30)
     assert server.connections == 3
 
 
