@@ -45,6 +45,8 @@ DPKG_OPTIONS = (
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/locale/*",
     "path-include=/usr/share/doc/*/copyright",
+    # The empty directories stay: Java's packages put links there and fail without.
+    "path-include=/usr/share/man/man[1-9]",
 )
 CUSTOMIZE = (
     'mkdir -p "$1/work"',
