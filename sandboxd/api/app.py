@@ -34,6 +34,7 @@ from sandboxd.api.routes import (
     sandboxes,
     sessions,
     snapshots,
+    status,
 )
 from sandboxd.api.routes import exec as exec_route
 from sandboxd.api.shortcut import Shortcut
@@ -115,6 +116,7 @@ def create_app(
         eyes,
         reload,
         drain,
+        status,
     ):
         app.include_router(resource.router)
     app.add_middleware(Shortcut)

@@ -40,6 +40,7 @@ from sandboxd.config import Config
 from tests.unit.test_client import PROCESS, SANDBOX
 
 NO_METHOD = {
+    "GET /": "a page, for a browser",
     "GET /healthz": "for a supervisor; whoever has a client asks what it wants to know",
     "GET /readyz": "for a supervisor and a load balancer",
     "HEAD /v1/sandboxes/{sandbox_id}/files": "stat tells the same, of every type of file",
