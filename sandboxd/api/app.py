@@ -34,7 +34,7 @@ from sandboxd.api.routes import (
     sandboxes,
     sessions,
     snapshots,
-    status,
+    status_page,
 )
 from sandboxd.api.routes import exec as exec_route
 from sandboxd.api.shortcut import Shortcut
@@ -116,7 +116,7 @@ def create_app(
         eyes,
         reload,
         drain,
-        status,
+        status_page,
     ):
         app.include_router(resource.router)
     app.add_middleware(Shortcut)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,8 +58,9 @@ def test_it_asks_for_the_token_and_shows_the_node(node: Daemon, browser: Browser
     node.exec(box, ["true"])
     let_in(browser, node.token)
     (row,) = browser.wait(f"const rows = ({ROWS[7:]}); return rows[0]?.includes('sb-') && rows")
-    for word in (box, "mine", "run-7", "running", "busybox", "MiB"):
+    for word in (box, "mine", "run-7", "running", "busybox"):
         assert word in row
+    assert re.search(r"\t[0-9.]+ [KM]iB\t", row), row  # its memory
     assert browser.text("#state") == "open"
     # In this tab's storage alone: neither in the address, nor where another tab or day finds it.
     stores = browser.run("return [localStorage.length, document.cookie, location.href]")

@@ -56,6 +56,6 @@ _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 
 
 @router.get("/", response_class=Response, responses=_RESPONSES)
-async def status_page() -> Response:
+async def page() -> Response:
     """The status page, for a browser; it asks for the token itself."""
     return Response(PAGE, headers=HEADERS, media_type="text/html")
