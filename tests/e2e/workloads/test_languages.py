@@ -120,8 +120,8 @@ def test_a_jvm_is_attached_to(languages: MakeMachine) -> None:
     sleeper += " System.out.println(1); System.out.flush(); Thread.sleep(600000); } }"
     with languages("agent") as box:
         box.put("S.java", sleeper)
-        box.run("javac S.java; java S > said & until [ -s said ]; do :; done")
-        out = box.run("jcmd S Thread.print; jcmd S VM.version; kill $!")
+        box.run("javac S.java; java S > said & echo $! > pid; until [ -s said ]; do :; done")
+        out = box.run("jcmd S Thread.print; jcmd S VM.version; kill $(cat pid)")
         assert '"main" #1' in out
         assert "java.lang.Thread.sleep" in out
 
