@@ -189,7 +189,7 @@ def _wait_for_exit(processes: frozenset[Thing], timeout_s: float) -> None:
             pid = int(thing.key.split(" pid ")[1].split(" ")[0])
             try:
                 pidfd = os.pidfd_open(pid)
-            except ProcessLookupError:
+            except OSError:  # ended; Linux 6.1 has EINVAL too where a group still has its number
                 continue
             stack.callback(os.close, pidfd)
             poller.register(pidfd, select.POLLIN)
