@@ -220,6 +220,8 @@ def _serve(
         sandboxes=sandboxes,
         layers=layers,
         copier=copier,
+        images=images,
+        images_dir=orders["mount_dir"],
         staging=staging,
     )
 

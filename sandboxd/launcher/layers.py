@@ -26,6 +26,8 @@ class Layer:
     fd: int
     """Its mount. Its tree is in the directory ``rootfs.overlay.UPPER``."""
     users: int = 0
+    mergeable: bool = True
+    """False once it could not be merged with others (``flattening.py``)."""
 
     def used_bytes(self) -> int:
         found = os.fstatvfs(self.fd)

@@ -314,13 +314,17 @@ class Sandboxes:
             sandbox.changing = None
         return result
 
-    def reset(self, sandbox: Sandbox, stack: Stack) -> Task[tuple[dict[str, float], int]]:
-        """Begin anew on ``stack``: same id and limits, all else fresh. To be run by ``change``.
+    def reset(
+        self, sandbox: Sandbox, find_stack: Callable[[], Stack]
+    ) -> Task[tuple[dict[str, float], int]]:
+        """Begin anew on a stack, found when it begins: until then it may be let go of. Same id
+        and limits, all else fresh. To be run by ``change``.
 
         A new slot and not a new root for the old one: what a root does not hold (shared memory,
         message queues, /dev, counts of the cgroup) must not live on either. Whatever runs is killed
         first. Returns milliseconds by phase and the new control socket's fd.
         """
+        stack = find_stack()
         old_slot, old_root, old_link = sandbox.slot, sandbox.root, sandbox.attachment
         assert old_slot is not None
         assert old_root is not None

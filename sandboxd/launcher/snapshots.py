@@ -23,6 +23,8 @@ from sandboxd.errors import (
 )
 from sandboxd.init.protocol import RootFlag
 from sandboxd.launcher import freeze
+from sandboxd.launcher.flattening import Flattening
+from sandboxd.launcher.images import Images
 from sandboxd.launcher.layers import Layer, Layers, Snapshot, Stack
 from sandboxd.launcher.loop import Loop, Task
 from sandboxd.launcher.sandboxes import Sandbox, Sandboxes
@@ -44,6 +46,8 @@ class Snapshots:
         sandboxes: Sandboxes,
         layers: Layers,
         copier: Worker,
+        images: Images,
+        images_dir: str,
         staging: Staging | None = None,
     ) -> None:
         """``staging``: where the copier cannot make a layer on its own."""
@@ -53,6 +57,15 @@ class Snapshots:
         self._layers = layers
         self._copier = copier
         self.by_id: dict[str, Snapshot] = {}
+        self._flattening = Flattening(
+            loop,
+            sandboxes=sandboxes,
+            images=images,
+            layers=layers,
+            snapshots=self.by_id,
+            images_dir=images_dir,
+            staging=staging,
+        )
 
     def find(self, name: str) -> Snapshot:
         snapshot = self.by_id.get(name)
@@ -72,6 +85,7 @@ class Snapshots:
             raise RequestError(f"there is a snapshot {name}")
         sandbox = self._sandboxes.find(request["sandbox"])
         began = time.perf_counter()
+        yield from self._flattening.make_room(sandbox)
         answer: dict[str, Any] = {"snapshot": name, "how": "frozen"}
         try:
             stack = yield from self._freeze(sandbox, RootFlag.ROOT_IDLE)
@@ -86,6 +100,7 @@ class Snapshots:
             else:
                 raise
         self.by_id[name] = Snapshot(name, sandbox.id, stack, request["meta"])
+        self._flattening.consider(sandbox)
         answer["ms"] = round((time.perf_counter() - began) * 1000, 3)
         answer["bytes"] = stack.used_bytes()
         return answer

@@ -209,10 +209,10 @@ class Verbs:
     def _reset(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         sandbox = self.sandboxes.find(message["sandbox"])
-        stack = self._stack(message, sandbox.images)
+        self._stack(message, sandbox.images)  # or nothing happens
         self.processes.forget_sandbox(sandbox.id)
         phases, control = yield from self.sandboxes.change(
-            sandbox, self.sandboxes.reset(sandbox, stack)
+            sandbox, self.sandboxes.reset(sandbox, lambda: self._stack(message, sandbox.images))
         )
         assert sandbox.slot is not None
         return {

@@ -75,19 +75,25 @@ def _copy_directory(source: int, target: int, status: os.stat_result, links: Lin
                         os.close(into)
                 finally:
                     os.close(below)
-            elif stat.S_ISREG(mode):
-                _copy_file(source, target, name, found)
-            elif stat.S_ISLNK(mode):
-                os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-                os.chown(name, found.st_uid, found.st_gid, dir_fd=target, follow_symlinks=False)
-                _times(name, found, target)
-            else:  # a whiteout is a character device 0:0; FIFOs and sockets are what they are
-                os.mknod(name, mode, found.st_rdev, dir_fd=target)
-                os.chown(name, found.st_uid, found.st_gid, dir_fd=target, follow_symlinks=False)
-                if not stat.S_ISCHR(mode):
-                    os.chmod(name, stat.S_IMODE(mode), dir_fd=target)
-                _times(name, found, target)
-    _finish(source, target, status)
+            else:
+                copy_leaf(source, target, name, found)
+    finish(source, target, status)
+
+
+def copy_leaf(source: int, target: int, name: str, found: os.stat_result) -> None:
+    """What is no directory, with all its attributes. Raises OSError."""
+    mode = found.st_mode
+    if stat.S_ISREG(mode):
+        _copy_file(source, target, name, found)
+        return
+    if stat.S_ISLNK(mode):
+        os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+    else:  # a whiteout is a character device 0:0; FIFOs and sockets are what they are
+        os.mknod(name, mode, found.st_rdev, dir_fd=target)
+    os.chown(name, found.st_uid, found.st_gid, dir_fd=target, follow_symlinks=False)
+    if not stat.S_ISLNK(mode) and not stat.S_ISCHR(mode):
+        os.chmod(name, stat.S_IMODE(mode), dir_fd=target)
+    _times(name, found, target)
 
 
 def _link(found: os.stat_result, name: str, target: int, links: Links) -> bool:
@@ -108,7 +114,7 @@ def _copy_file(source: int, target: int, name: str, found: os.stat_result) -> No
             if found.st_blocks:
                 copy_data(reading, writing, found.st_size)
             os.ftruncate(writing, found.st_size)
-            _finish(reading, writing, found)
+            finish(reading, writing, found)
         finally:
             os.close(writing)
     finally:
@@ -132,7 +138,7 @@ def copy_data(reading: int, writing: int, size: int) -> None:
             at += sent
 
 
-def _finish(source: int, target: int, found: os.stat_result) -> None:
+def finish(source: int, target: int, found: os.stat_result) -> None:
     """Attributes last: a change of owner clears setuid and capabilities."""
     os.fchown(target, found.st_uid, found.st_gid)
     os.fchmod(target, stat.S_IMODE(found.st_mode))

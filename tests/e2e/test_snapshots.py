@@ -207,14 +207,3 @@ def test_snapshots_are_listed_by_run(daemon: Daemon):
     assert (listed[0]["name"], listed[0]["sandbox"], listed[0]["image"]) == ("n", made, "busybox")
     assert daemon.http.get("/v1/snapshots", params={"run": "other"}).json()["snapshots"] == []
     daemon.delete(made)
-
-
-@pytest.mark.usefixtures("snapshots")
-def test_a_deep_stack_is_refused_by_name(daemon: Daemon, box: str):
-    for i in range(32):
-        sh(daemon, box, f"echo {i} > /f{i}")
-        take(daemon, box)
-    sh(daemon, box, "echo last > /last")
-    answer = daemon.http.post(f"/v1/sandboxes/{box}/snapshots", json={})
-    refusal(answer, 422, "snapshot-too-deep", "request")
-    assert sh(daemon, box, "cat /f0 /f31 /last") == "0\n31\nlast\n"
