@@ -26,6 +26,7 @@ from sandboxd.network.policy import parse_pool, parse_upstreams
 
 ENV_PREFIX: Final = "SANDBOXD_"
 WRITABLE_LAYERS: Final = ("auto", "tmpfs", "ext4")
+LOG_FORMATS: Final = ("text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 NODES: Final = ("auto", "own", "unit")
 TOKEN_BYTES: Final = 32
@@ -74,6 +75,9 @@ class Config:
     """Whether a sandbox sees its own limits in /proc/meminfo and the like, and runs on as many CPUs
     as it has; else the host's. Needs pyfuse3."""
     log_level: str = "info"
+    log_format: str = "text"
+    """``text``, for people; ``json``: one object a line, with the ids of sandbox, run, node and
+    Slurm job, from the node's root part too."""
     max_sandboxes: int = 512
     memory_reserve_mb: int = 512
     """Of the node's memory, not for sandboxes. Nothing is taken on while less than that is free."""
@@ -347,6 +351,8 @@ def _check(config: Config) -> None:
             raise refuse(key, f"must be an absolute path, not {getattr(config, key)!r}")
     if config.log_level not in LOG_LEVELS:
         raise refuse("log_level", f"must be one of {', '.join(LOG_LEVELS)}")
+    if config.log_format not in LOG_FORMATS:
+        raise refuse("log_format", f"must be one of {', '.join(LOG_FORMATS)}")
     if config.node not in NODES:
         raise refuse("node", f"must be one of {', '.join(NODES)}")
     if config.writable_layer not in WRITABLE_LAYERS:

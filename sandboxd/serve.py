@@ -25,7 +25,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from typing import Final
 
 import uvicorn
 
+from sandboxd import logs
 from sandboxd.api.app import create_app
 from sandboxd.api.connections import bounded
 from sandboxd.config import Config, ensure_token
@@ -68,12 +68,14 @@ _IMPORTED_WHOLE: Final = (
     "anyio",
     "encodings",
     "fastapi",
+    "prometheus_client",
     "pydantic",
     "sandboxd.api",
     "sandboxd.images",
     "sandboxd.runtime",
     "sif_tools",
     "starlette",
+    "structlog",
     "uvicorn",
     "websockets",
 )
@@ -98,7 +100,7 @@ class _Node:
             self.process.wait(NODE_STOP_S)
         except subprocess.TimeoutExpired:
             # Not ours to signal any more (it is root, we are not): it has the closed pipe.
-            print("sandboxd: the node is still being taken down", file=sys.stderr)
+            log.warning("the node is still being taken down")
 
 
 def run(load: Callable[[], Config]) -> int:
@@ -115,11 +117,12 @@ def run(load: Callable[[], Config]) -> int:
             "sandboxd must be started as root; it gives root up before it serves",
             hint="the rootless mode is not there yet",
         )
-    # Before hostd is started, which inherits it: the zygote and the image servers set their own.
-    if lower_oom_score(config.oom_score_adjust) > config.oom_score_adjust:
-        print("sandboxd: the OOM killer is not told to spare it: no right to", file=sys.stderr)
     _make_directories(config, is_root)
     token = ensure_token(_token_path(config), account.pw_uid, account.pw_gid)
+    logs.configure(config, token, os.environ)
+    # Before hostd is started, which inherits it: the zygote and the image servers set their own.
+    if lower_oom_score(config.oom_score_adjust) > config.oom_score_adjust:
+        log.warning("the OOM killer is not told to spare it: no right to")
     with ExitStack() as stack:
         listeners = take_listeners(os.environ) or [_listen(config)]
         for listener in listeners:
@@ -307,15 +310,10 @@ def _serve(
     listeners: list[socket.socket],
     node: _Node | None,
 ) -> int:
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     runtime = Runtime(config)
     reloader = Reloader(runtime, load)
     app = create_app(config, runtime, token=token, ready_within_s=ADOPTION_S, reloader=reloader)
-    # uvicorn tells of every WebSocket, with its query, in which there may be a secret.
-    logging.getLogger("uvicorn.error").addFilter(lambda told: "WebSocket %s" not in str(told.msg))
     server = _Server(
         uvicorn.Config(
             app,

@@ -24,6 +24,7 @@ def serve(
     max_sandboxes: Annotated[int | None, typer.Option(help="At once.")] = None,
     node: Annotated[str | None, typer.Option(help="Its root part: auto, own or unit.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
 ) -> None:
     """Run the daemon, in the foreground."""
     flags: dict[str, object] = {
@@ -34,6 +35,7 @@ def serve(
         "user": user,
         "max_sandboxes": max_sandboxes,
         "log_level": log_level,
+        "log_format": log_format,
         "node": node,
     }
     with reporting():

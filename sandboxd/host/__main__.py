@@ -10,6 +10,7 @@ cannot: a layer of isolation is never skipped.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from typing import Any
@@ -21,6 +22,7 @@ from sandboxd.host.ids import find_ids
 from sandboxd.host.network import NetworkSettings, refusal
 from sandboxd.linux.features import Features, Probe, Status, probe
 from sandboxd.linux.process import lower_oom_score
+from sandboxd.log_lines import VARIABLE, common_fields, fold_stderr
 
 
 def main() -> int:
@@ -41,6 +43,8 @@ def main() -> int:
     parser.add_argument("--layers-dir", required=True, help="for writable layers on disk")
     parser.add_argument("--network-pool", default="", help="addresses of sandboxes; none if empty")
     parser.add_argument("--dns-upstreams", default="", help="the host's own if empty")
+    parser.add_argument("--log-format", default="text", choices=("text", "json"))
+    parser.add_argument("--node-name", default="", help="in a JSON log")
     parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
     parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
     parser.add_argument("--lock-fd", type=int, help="the runtime directory's lock, where inherited")
@@ -48,6 +52,9 @@ def main() -> int:
     for fd in (args.lifeline_fd, args.ready_fd, args.lock_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
+    if args.log_format == "json":
+        os.environ[VARIABLE] = json.dumps(common_fields(args.node_name, os.environ))
+    fold_stderr("hostd")
     lower_oom_score(args.oom_score_adjust)
     try:
         if args.lock_fd is None:

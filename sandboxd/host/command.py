@@ -33,6 +33,7 @@ def hostd_command(config: Config) -> list[str]:
         *("--slots-max", str(config.slots_max)),
         *("--slots-primed", str(config.slots_primed)),
         *("--token-file", config.token_file),
+        *("--log-format", config.log_format, "--node-name", config.node_name),
         *("--sweep-s", str(config.sweep_s)),
         *("--oom-score-adjust", str(config.oom_score_adjust)),
         *("--network-pool", config.network_pool, "--dns-upstreams", config.dns_upstreams),

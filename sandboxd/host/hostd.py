@@ -39,6 +39,7 @@ from sandboxd.launcher import protocol
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.linux import cgroup, namespaces
 from sandboxd.linux.process import raise_limit
+from sandboxd.log_lines import VARIABLE
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -185,7 +186,10 @@ class Node:
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             *((os.POSIX_SPAWN_DUP2, fd, 3 + i) for i, fd in enumerate(high)),
         ]
-        env = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "PYTHONPATH")}
+        passed = {"PATH", "LANG", "PYTHONPATH"}
+        if argv[0] == sys.executable:
+            passed.add(VARIABLE)  # not of the zygote, whose environment every PID 1 has
+        env = {k: v for k, v in os.environ.items() if k in passed}
         try:
             pid = os.posix_spawn(
                 path or argv[0], list(argv), env, file_actions=actions, setsigmask=[]

@@ -48,6 +48,7 @@ from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
 from sandboxd.linux.process import set_child_subreaper, set_dumpable, set_parent_death_signal
+from sandboxd.log_lines import fold_stderr
 from sandboxd.rootfs import skeleton
 from sandboxd.rootfs.overlay import make_writable_layer
 
@@ -76,6 +77,7 @@ class _Filters:
 
 
 def main() -> None:
+    fold_stderr("launcher")
     # What is read must be read by now: the id it becomes may not be able to read our own files (a
     # clone in a closed home). Codecs are looked up late.
     codecs.lookup("ascii")

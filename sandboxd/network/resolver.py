@@ -31,6 +31,7 @@ import dns.resolver
 from sandboxd.launcher import protocol
 from sandboxd.linux import nflog, seccomp
 from sandboxd.linux.process import set_dumpable, set_no_new_privs
+from sandboxd.log_lines import fold_stderr
 from sandboxd.network.dns import UDP_BYTES_MAX, Answerer, Client
 from sandboxd.network.egress import EgressLog
 from sandboxd.network.policy import Ports, parse_upstreams, policy_of
@@ -294,6 +295,7 @@ def _become(identity: int) -> None:
 
 
 def main() -> int:
+    fold_stderr("resolver")
     parser = argparse.ArgumentParser(prog="sandboxd.network.resolver", description=__doc__)
     parser.add_argument("--id", type=int, required=True)
     parser.add_argument("--upstreams", default="")

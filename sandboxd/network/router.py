@@ -37,6 +37,7 @@ from sandboxd.linux import capabilities as cap
 from sandboxd.linux import namespaces, nflog
 from sandboxd.linux.nftables import Nftables
 from sandboxd.linux.process import set_dumpable, set_no_new_privs
+from sandboxd.log_lines import fold_stderr
 from sandboxd.network import links, ruleset, uplink
 from sandboxd.network.policy import Ports, parse_pool, policy_of
 from sandboxd.network.ruleset import Link, Plan
@@ -208,6 +209,7 @@ class Router:
 
 
 def main() -> int:
+    fold_stderr("router")
     parser = argparse.ArgumentParser(prog="sandboxd.network.router", description=__doc__)
     parser.add_argument("--instance", required=True)
     parser.add_argument("--pool", required=True)

@@ -82,14 +82,17 @@ class Adoption:
             self.abandoned.add(row.sandbox)
         if row.sandbox in self.abandoned:
             return
+        about = {"sandbox": row.sandbox}
         try:
             sandbox = Sandbox.from_meta(row.sandbox, row.meta)
         except (ValueError, KeyError, TypeError) as error:
-            log.warning("sandbox %s has no record (%s) and is deleted", row.sandbox, error)
+            log.warning(
+                "sandbox %s has no record (%s) and is deleted", row.sandbox, error, extra=about
+            )
             self.abandoned.add(row.sandbox)
             return
         if not sandbox.finished:
-            log.info("sandbox %s was not finished and is deleted", row.sandbox)
+            log.info("sandbox %s was not finished and is deleted", row.sandbox, extra=about)
             self.abandoned.add(row.sandbox)
             return
         sandbox.mount = self.runtime.images.hold(row.images, sandbox.spec.image)
@@ -112,7 +115,9 @@ class Adoption:
             if reached.done():
                 reached.result()
             else:
-                log.warning("sandbox %s does not answer yet; the others go on", sandbox.id)
+                log.warning(
+                    "sandbox %s does not answer yet; the others go on", sandbox.id, extra=about
+                )
 
     async def _reach(self, sandbox: Sandbox) -> None:
         """Find a way to its PID 1, however long that takes.

@@ -102,7 +102,12 @@ async def _end(runtime: Runtime, sandbox: Sandbox, control: Control) -> None:
     try:
         await runtime.launcher.call("exclusive", sandbox=sandbox.id, how="end")
     except SandboxdError as error:
-        log.warning("sandbox %s after an exclusive command: %s", sandbox.id, error.message)
+        log.warning(
+            "sandbox %s after an exclusive command: %s",
+            sandbox.id,
+            error.message,
+            extra=sandbox.about,
+        )
         sandbox.events.add("exclusive-end-failed", error.message, code=error.code)
     finally:
         # What the kill ended is told by PID 1 after it: let that be heard first.

@@ -453,7 +453,12 @@ class Runtime:
             sandbox.disconnect(SandboxDead("the sandbox was deleted", reason="deleted"))
             await self.launcher.call("delete", sandbox=sandbox.id)
         except SandboxdError as error:
-            log.warning("sandbox %s cannot be deleted yet: %s", sandbox.id, error.message)
+            log.warning(
+                "sandbox %s cannot be deleted yet: %s",
+                sandbox.id,
+                error.message,
+                extra=sandbox.about,
+            )
             self._expiry.add(sandbox.id, DELETE_AGAIN_S)
             raise
         else:
@@ -496,7 +501,7 @@ class Runtime:
                 # Renewed or used since: it is looked at again when its time is up as it is now.
                 self._expiry.add(sandbox_id, left_s)
                 return
-            log.info("sandbox %s is deleted: %s", sandbox_id, why)
+            log.info("sandbox %s is deleted: %s", sandbox_id, why, extra=sandbox.about)
         self._begin_delete(sandbox)
 
     def watch_expiry(self, sandbox: Sandbox) -> None:

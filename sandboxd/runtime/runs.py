@@ -292,7 +292,8 @@ class RunTable:
         if record.deadline > time.monotonic() + 0.002:
             self._watch(record)  # renewed since
             return
-        log.warning("run %s is ended: nothing was heard of it for %g s", name, record.lease_s)
+        told = "run %s is ended: nothing was heard of it for %g s"
+        log.warning(told, name, record.lease_s, extra={"run": name})
         self._runtime.spawn(self._end_quietly(name, "its lease ran out"))
 
     async def _end_quietly(self, name: str, why: str) -> None:

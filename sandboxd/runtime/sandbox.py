@@ -237,6 +237,11 @@ class Sandbox:
 
     # --- its life ----------------------------------------------------------------------------
 
+    @property
+    def about(self) -> dict[str, str]:
+        """For the log."""
+        return {"sandbox": self.id, "run": self.spec.run} if self.spec.run else {"sandbox": self.id}
+
     def observe(self, meters: Meters, node_events: NodeEvents) -> None:
         """Have the node's eyes see what becomes of it. They hold its names, not the sandbox."""
         self.meters = meters
@@ -277,7 +282,8 @@ class Sandbox:
         """Its PID 1 or its image is gone. Everything under way in it ends with ``error``."""
         if self.failure is not None or self.state is SandboxState.DELETING:
             return
-        log.info("sandbox %s failed: %s: %s", self.id, error.code, error.message)
+        told = (self.id, error.code, error.message)
+        log.info("sandbox %s failed: %s: %s", *told, extra=self.about)
         self.failure = error
         self.state = SandboxState.FAILED
         self.events.add("failed", error.message, code=error.code, **_reason(error))

@@ -136,7 +136,12 @@ class SnapshotTable:
             try:
                 await self.delete(record.id)
             except SandboxdError as error:
-                log.warning("snapshot %s cannot be deleted yet: %s", record.id, error.message)
+                log.warning(
+                    "snapshot %s cannot be deleted yet: %s",
+                    record.id,
+                    error.message,
+                    extra={"snapshot": record.id},
+                )
 
     def adopt(self, rows: list[dict[str, Any]]) -> None:
         """Take over what the launcher has; what it has not is gone."""

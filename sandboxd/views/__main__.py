@@ -25,12 +25,14 @@ import trio
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
 from sandboxd.linux.process import set_dumpable, set_no_new_privs, set_parent_death_signal
+from sandboxd.log_lines import fold_stderr
 from sandboxd.views.server import Views, serve
 
 LAUNCHER, USERNS, MNTNS = 3, 4, 5
 
 
 def main() -> None:
+    fold_stderr("view server")
     path, node_id, server_id = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     parent = os.getppid()
     program = seccomp.compile_profile(seccomp.VIEW_SERVER_PROFILE)
