@@ -123,6 +123,12 @@ class SnapshotTooDeep(RequestError):
     code = "snapshot-too-deep"
 
 
+class CheckpointUnsupported(RequestError):
+    """Processes cannot be part of a snapshot on this node; the node's features say why."""
+
+    code = "checkpoint-unsupported"
+
+
 class RunNotFound(RequestError):
     """Nobody has set this run up, and it has no sandbox on this node."""
 

@@ -72,6 +72,7 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.SandboxReset: 409,
     errors.SandboxRunning: 409,
     errors.SnapshotNotFound: 404,
+    errors.CheckpointUnsupported: 501,
     errors.SeccompNotFound: 404,
     errors.ImageInUse: 409,
     # Request errors that are not listed: the request was understood and cannot be done.

@@ -16,6 +16,9 @@ class SnapshotBody(Body):
     on_running: Literal["fail", "kill", "copy"] = Field(default="fail", examples=["copy"])
     """With live processes there is no snapshot without copying. ``fail``: `sandbox-running`;
     ``kill`` them first; ``copy`` what was written while they are frozen."""
+    processes: bool = False
+    """Keep what runs, too. No node offers that: `checkpoint-unsupported`, and `checkpoint` among
+    the node's features says why."""
     ttl_s: float | None = Field(default=None, gt=0, le=31_536_000)
     """Seconds after which it is deleted by itself; the sandbox's own if left out."""
 
@@ -55,4 +58,4 @@ class SnapshotList(Answer):
 
 class ResetAnswer(SandboxAnswer):
     reset_ms: dict[str, float]
-    """Where the milliseconds of the reset went."""
+    """Where the milliseconds of the reset went; in its answer ``phases_ms`` is the same."""

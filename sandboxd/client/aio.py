@@ -370,10 +370,11 @@ class AsyncSandbox(AsyncSandboxFiles, AsyncSandboxPorts):
         *,
         on_running: Literal["fail", "kill", "copy"] = "fail",
         ttl_s: float | None = None,
+        processes: bool = False,
     ) -> Snapshot:
         """Keep its files as they are now. With live processes: refused, or they are killed first,
-        or what was written is copied while they are frozen."""
-        return await self._client.do(calls.snapshot(self.id, name, on_running, ttl_s))
+        or what was written is copied while they are frozen. No node keeps ``processes``."""
+        return await self._client.do(calls.snapshot(self.id, name, on_running, ttl_s, processes))
 
     def copy(self, *paths: str, **options: Unpack[CreateOptions]) -> Pending:
         """A new sandbox of the same image with these of its files and directories, and nothing else

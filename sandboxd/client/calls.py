@@ -219,8 +219,12 @@ def resume(sandbox: str) -> Call[SandboxInfo]:
     return Call("POST", f"{_path(sandbox)}/resume", _parser(SandboxInfo.from_json), repeatable=True)
 
 
-def snapshot(sandbox: str, name: str, on_running: str, ttl_s: float | None) -> Call[Snapshot]:
-    body = {"name": name, "on_running": on_running, "ttl_s": ttl_s}
+def snapshot(
+    sandbox: str, name: str, on_running: str, ttl_s: float | None, processes: bool
+) -> Call[Snapshot]:
+    body: dict[str, Any] = {"name": name, "on_running": on_running, "ttl_s": ttl_s}
+    if processes:
+        body["processes"] = True
     return _post(f"{_path(sandbox)}/snapshots", body, Snapshot.from_json)
 
 

@@ -333,10 +333,13 @@ class Sandboxes:
         sandbox.root = sandbox.attachment = None
         try:
             phases = yield from self.give_root(sandbox, stack)
+            began = time.perf_counter()
             yield from self._loop.wait(old_slot.dead, DEATH_TIMEOUT_S, "the death of PID 1")
         except (OSError, TimeoutError, SandboxdError) as error:
             self._failed(sandbox, "reset-failed")
             raise self._failure(sandbox, error) from error
+        else:
+            phases["death"] = round((time.perf_counter() - began) * 1000, 3)
         finally:
             self.networks.detach(old_link)
             self._slots.discard(old_slot)

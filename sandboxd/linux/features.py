@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -35,6 +36,8 @@ NODE_IDS: Final = SANDBOX_IDS + 2
 
 ACCOUNT_IDS: Final = 65_540
 """Ids the account must have in /etc/subuid and /etc/subgid."""
+
+_CRIU_TIMEOUT_S: Final = 5.0
 
 _SPARE_IDS: Final = IdRange(2_000_000_000, ACCOUNT_IDS)
 """To probe with where the account has none: nobody owns files there."""
@@ -84,6 +87,9 @@ class Features:
     fuse_request_timeout: bool
     """``fs.fuse.default_request_timeout`` exists (since Linux 6.13)."""
     programs: Mapping[str, str | None] = field(default_factory=dict)
+    checkpoint: str = "not looked for"
+    """Why no process of a sandbox can be checkpointed here: a snapshot with ``processes`` is
+    refused (``checkpoint-unsupported``)."""
 
     def to_json(self) -> dict[str, Any]:
         layout = self.cgroup
@@ -187,6 +193,7 @@ def probe(
         limits=_limits(found, layout),
         fuse_request_timeout=_fuse_request_timeout(found),
         programs=_programs(found),
+        checkpoint=_checkpoint(found),
     )
     _settings(found, sandboxes)
     return features, found.probes
@@ -408,6 +415,32 @@ def _fuse_request_timeout(found: _Findings) -> bool:
         "none needed: a watchdog ends an image server that does not answer",
     )
     return value is not None
+
+
+def _checkpoint(found: _Findings) -> str:
+    """Nothing restores a sandbox's processes: its PID 1 was never executed, so CRIU would have to
+    make it anew, with sockets to a launcher that knows another. What is told is how far CRIU itself
+    comes on this node."""
+    program = programs.find_program("criu")
+    if program is None:
+        why = "no criu on this node, and sandboxes of this version cannot be restored"
+    else:
+        try:
+            done = subprocess.run(
+                [program, "check"], capture_output=True, timeout=_CRIU_TIMEOUT_S, check=False
+            )
+            said = (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()
+            works = done.returncode == 0
+            last = said[-1] if said else f"status {done.returncode}"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            works, last = False, str(error)
+        why = (
+            "criu works here, but sandboxes of this version cannot be restored"
+            if works
+            else f"criu does not work here: {last}"
+        )
+    found.add("process checkpoints", Status.OK, f"not offered: {why}")
+    return why
 
 
 _NEEDED_FOR: Final[Mapping[str, tuple[Status, str]]] = MappingProxyType(

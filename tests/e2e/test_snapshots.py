@@ -207,3 +207,20 @@ def test_snapshots_are_listed_by_run(daemon: Daemon):
     assert (listed[0]["name"], listed[0]["sandbox"], listed[0]["image"]) == ("n", made, "busybox")
     assert daemon.http.get("/v1/snapshots", params={"run": "other"}).json()["snapshots"] == []
     daemon.delete(made)
+
+
+def test_processes_are_refused_by_name_and_the_node_says_why(daemon: Daemon, box: str):
+    answer = daemon.http.post(f"/v1/sandboxes/{box}/snapshots", json={"processes": True})
+    refusal(answer, 501, "checkpoint-unsupported", "request")
+    assert "cannot be restored" in daemon.http.get("/v1/node").json()["features"]["checkpoint"] or (
+        "criu does not work" in daemon.http.get("/v1/node").json()["features"]["checkpoint"]
+    )
+    assert daemon.http.get("/v1/snapshots").json()["snapshots"] == []
+
+
+def test_a_reset_tells_its_own_milliseconds(daemon: Daemon, box: str):
+    made = daemon.http.get(f"/v1/sandboxes/{box}").json()["phases_ms"]
+    told = daemon.http.post(f"/v1/sandboxes/{box}/reset").json()
+    assert told["phases_ms"] == told["reset_ms"] != made
+    assert {"slot", "death", "total"} <= told["reset_ms"].keys()
+    assert daemon.http.get(f"/v1/sandboxes/{box}").json()["phases_ms"] == made

@@ -159,7 +159,7 @@ def every_call(root, sandbox, process, session, here):
     yield lambda: sandbox.renew(5)
     yield sandbox.pause
     yield sandbox.resume
-    yield lambda: sandbox.snapshot("n", on_running="kill", ttl_s=1)
+    yield lambda: sandbox.snapshot("n", on_running="kill", ttl_s=1, processes=True)
     yield lambda: sandbox.copy("/work", ttl_s=1)
     yield lambda: sandbox.reset("sn-1")
     yield lambda: sandbox.rollback("sn-1")

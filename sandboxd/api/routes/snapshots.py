@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -60,10 +61,12 @@ async def _reset(request: Request, sandbox_id: str, snapshot_id: str | None) -> 
     runtime: Runtime = request.app.state.runtime
     sandbox = runtime.find(sandbox_id)
     snapshot = runtime.snapshots.find(snapshot_id) if snapshot_id else None
+    began = time.perf_counter()
     view, phases = await snapshots.reset(runtime, sandbox, snapshot)
+    phases["total"] = round((time.perf_counter() - began) * 1000, 3)
     node = runtime.config.node_name
     body = sandbox_answer(view, node=node, enforcement=runtime.enforcement)
-    return JsonAnswer({**body, "reset_ms": phases})
+    return JsonAnswer({**body, "phases_ms": phases, "reset_ms": phases})
 
 
 @router.post(
@@ -96,13 +99,20 @@ async def rollback(request: Request, sandbox_id: str) -> Response:
     status_code=201,
     response_model=SnapshotTaken,
     openapi_extra=json_body(SnapshotBody, required=False),
-    responses=documented(errors.SandboxRunning, errors.SnapshotTooDeep, *_CHANGED),
+    responses=documented(
+        errors.SandboxRunning, errors.SnapshotTooDeep, errors.CheckpointUnsupported, *_CHANGED
+    ),
 )
 async def take(request: Request, sandbox_id: str) -> Response:
     """Freeze what the sandbox has written, without copying it where no process lives in it."""
     runtime: Runtime = request.app.state.runtime
     body = await parse(SnapshotBody, request, default=SnapshotBody())
     sandbox = runtime.find(sandbox_id)
+    if body.processes:
+        raise errors.CheckpointUnsupported(
+            "processes cannot be part of a snapshot here",
+            hint="on_running says what becomes of them; `checkpoint` of the node's features, why",
+        )
     ttl_s = sandbox.spec.ttl_s if body.ttl_s is None else body.ttl_s
     check_ttl(ttl_s, runtime.config)
     taken = await runtime.snapshots.take(
