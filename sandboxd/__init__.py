@@ -4,6 +4,7 @@ The layers, from the outside in; each imports only from those below it
 (``scripts/check`` holds this with import-linter):
 
 ``cli``        argv to configuration; ``serve``, ``doctor`` and the administration verbs
+``slurm``      the daemon on every node of a Slurm job: its start, where it is published, its end
 ``api``        FastAPI application: schemas, authentication, one file a resource, errors as HTTP
 ``runtime``    the daemon's subject: the table of sandboxes, exec, files; asyncio lives here
 ``images``     the node's image store: SIF files checked, what is mounted (only user of sif_tools)

@@ -275,8 +275,11 @@ def _from_env(env: Mapping[str, str]) -> Iterator[_Setting]:
         for table in _TABLES:
             if key.startswith(table + "_"):
                 key = f"{table}.{key.removeprefix(table + '_')}"
-        if key in ("config", "token", "url") or key.startswith("tests_"):
-            # The configuration file's own path, what the client reads, and the test suite's.
+        if key in ("config", "token", "url", "slurm_dir", "slurm_program") or key.startswith(
+            "tests_"
+        ):
+            # The configuration file's own path, what the client and the batch script of a Slurm
+            # job read, and the test suite's.
             continue
         yield _Setting(key, value, f"environment {variable}")
 

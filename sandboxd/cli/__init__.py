@@ -35,6 +35,7 @@ from sandboxd.cli import (
     runs,
     serve,
     shell,
+    slurm,
     snapshots,
     sweep,
     top,
@@ -92,6 +93,7 @@ def build() -> typer.Typer:
     app.add_typer(runs.build(), name="runs")
     app.add_typer(images.build(), name="images")
     app.add_typer(snapshots.build(), name="snapshots")
+    app.add_typer(slurm.build(), name="slurm")
     app.add_typer(config_show.build(), name="config")
     return app
 

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 import httpx
 
-from sandboxd.client import address
+from sandboxd.client import address, slurm
 from sandboxd.client.calls import Call
 from sandboxd.client.failures import ClientMisused, error_from_body
 from sandboxd.client.local_files import replacing
@@ -46,6 +46,20 @@ class Driver:
         self._transport: httpx.BaseTransport | None = None
         self._pid = os.getpid()
         self._closed = False
+
+    @classmethod
+    def from_slurm(
+        cls,
+        node: str | None = None,
+        *,
+        job: str | int | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        retry_s: float = address.RETRY_S,
+    ) -> Self:
+        """The daemon of a node of a Slurm job: by default of the node and the job that this process
+        is in. ``client.slurm.nodes`` has all of a job. Raises ClientMisused where none serves."""
+        found = slurm.node(node, job, directory)
+        return cls(found.url, found.token, retry_s=retry_s)
 
     @property
     def address(self) -> address.Address:
