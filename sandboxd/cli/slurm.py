@@ -1,4 +1,4 @@
-"""``sandboxd slurm``: daemons on the nodes of a Slurm job; ``sandboxd.slurm`` says what is where."""
+"""``sandboxd slurm``: daemons on the nodes of a Slurm job; see ``sandboxd.slurm``."""
 
 from __future__ import annotations
 

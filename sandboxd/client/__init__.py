@@ -34,6 +34,9 @@ other it is awaited::
                       start_process -> Process                  start_process -> AsyncProcess
                       open_session -> Session                   open_session -> AsyncSession
 
+``Client.from_slurm()`` is the daemon of this process's node in its Slurm job;
+``client.slurm.nodes`` has those of all nodes.
+
 ``client.run(...)`` is a run of this process's (``sync_run``, ``aio_run``): its sandboxes end with
 its block, or soon after the process has died.
 

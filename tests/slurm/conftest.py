@@ -116,7 +116,7 @@ class Jobs:
         """What there is of a job, by where it is; empty lists are left out."""
         shared = self.directory / job
         found = {
-            "published": sorted(os.listdir(shared)) + [job] if shared.is_dir() else [],
+            "published": [*sorted(os.listdir(shared)), job] if shared.is_dir() else [],
             "instances": self.instances(job),
             "cgroups": self.cgroups(),
             "processes": self.processes(),
