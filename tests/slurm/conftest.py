@@ -86,7 +86,7 @@ class Jobs:
         return job
 
     def client(self, job: str, node: str) -> Client:
-        return Client.from_slurm(node, job=job, directory=self.directory)
+        return Client.from_slurm(node, job=job, directory=self.directory, retry_s=0)
 
     def output(self, job: str) -> str:
         return (self.cluster.home / f"slurm-{job}.out").read_text(errors="replace")
