@@ -46,6 +46,7 @@ def cluster(leak_check: LeakCheck, busybox: Path) -> Iterator[Slurm]:
         (images / "busybox.sif").chmod(0o444)
         running.environment |= {
             published.DIRECTORY: str(running.home / "shared"),
+            "SANDBOXD_SLURM_PROGRAM": PROGRAM,
             "SANDBOXD_IMAGES_DIR": str(images),
             # So that the leak check knows them for ours.
             "SANDBOXD_CGROUP_ROOT": running.home.name,
@@ -133,10 +134,15 @@ class Jobs:
             lambda: not self.cluster.run(["squeue", "--noheader"]).stdout.strip(),
             lambda: self.cluster.run(["squeue"]).stdout + self.cluster.log_tail(),
         )
-        for job in self.known:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self.directory / job)
-            self.wait_nothing_left(job)
+        try:
+            for job in self.known:
+                self.wait_nothing_left(job)
+        finally:
+            # For the tests after one that failed.
+            self.verb("sweep", check=False)
+            for job in self.known:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(self.directory / job)
 
 
 def wait_for(true: Callable[[], object], why: Callable[[], str], within_s: float = GONE_S) -> None:
