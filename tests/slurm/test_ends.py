@@ -13,6 +13,7 @@ import pytest
 from sandboxd.client import slurm as published
 from sandboxd.errors import NodeDraining, SandboxdError
 from tests.framework import host_state
+from tests.framework.leaks import LeakCheck
 from tests.slurm.conftest import Jobs, wait_for
 
 pytestmark = pytest.mark.timeout(400)
@@ -154,7 +155,7 @@ def _has_step(node: str) -> bool:
     return True
 
 
-def test_a_node_that_slurm_has_lost_ends_by_itself(jobs: Jobs):
+def test_a_node_that_slurm_has_lost_ends_by_itself(jobs: Jobs, leak_check: LeakCheck):
     """Its slurmd is killed: the daemon serves on, and ends when the job has without it."""
     job = jobs.launch("--nodes", "2", "--sbatch", "--no-requeue")
     jobs.cluster.kill_slurmd("node2")
@@ -166,6 +167,7 @@ def test_a_node_that_slurm_has_lost_ends_by_itself(jobs: Jobs):
         jobs.wait_nothing_left(job)
     finally:
         jobs.cluster.start_slurmd("node2")
+        leak_check.allow("slurmd pid")  # in the place of the other
         jobs.cluster.wait_nodes("idle")
 
 
