@@ -24,6 +24,8 @@ LIMITS = {"memory_mb": 64, "disk_mb": 32, "shm_mb": 8, "pids": 128, "inodes": 20
 SPOOLED = 20
 ORPHANS = 100
 """A line is said of each so many."""
+MOMENT_S = 0.2
+KEPT_CHARS = 20_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def _hog(mode: str, after: str = ":", processes: int = 1, count: int = 1_000_000
 KINDS = {
     # As ":(){ :|:& };:", under a name that ash takes for one.
     "forks": Kind("b(){ b|b& };b; while :; do b; sleep 1; done", ["can't fork"]),
-    "processes that stay": Kind(_hog("processes", processes=2), ["EAGAIN", "Killed"]),
+    # It ends by a kill of its whole group.
+    "processes that stay": Kind(_for_ever("setsid /probes/hog processes", 2), ["EAGAIN"]),
     "threads": Kind(_hog("threads", processes=2), ["EAGAIN"]),
     "memory": Kind(_hog("memory", processes=2), ["killed"]),
     "disk bytes": Kind(_hog("disk", "rm -f /tmp/full"), ["ENOSPC"]),
@@ -128,15 +131,14 @@ def rage(daemon: Daemon, sandbox: str, kind: Kind, seconds: float) -> str:
             Background.start(client, sandbox, kind.script, user="root")
             for _ in range(kind.background)
         ]
-        body = {
-            "command": kind.script,
-            "user": "root",
-            "timeout_s": seconds,
-            "grace_s": 0,
-            "max_output_bytes": 4096,
-        }
-        answer = client.post(f"/v1/sandboxes/{sandbox}/exec", json=body)
-        said = _said(answer)
+        body = {"command": kind.script, "user": "root", "grace_s": 0, "max_output_bytes": 4096}
+        said, end = "", time.monotonic() + seconds
+        # A shell that cannot fork gives up: then it is told again.
+        while (left_s := end - time.monotonic()) > MOMENT_S:
+            answer = client.post(
+                f"/v1/sandboxes/{sandbox}/exec", json={**body, "timeout_s": left_s}
+            )
+            said = f"{said}{_said(answer)}"[-KEPT_CHARS:]
         for flood in floods:
             seen = flood.get(stdout_offset=0, max_bytes=4)
             assert seen["state"] == "running", seen
@@ -159,14 +161,16 @@ def _said(answer: httpx.Response) -> str:
 def beside(
     daemon: Daemon, sandbox: str, kind: Kind, seconds: float, quiet_s: float
 ) -> tuple[Felt, str]:
-    """A neighbour alone for `quiet_s`, then beside the hostile sandbox; and what that said."""
+    """A neighbour beside the hostile sandbox, and alone for `quiet_s`, half of that before and
+    half after; and what the hostile one said."""
     felt = Felt()
     with client_of(daemon) as client:
         lives(client, min(1.0, quiet_s))
-        felt.quiet = lives(client, quiet_s)
+        felt.quiet = lives(client, quiet_s / 2)
         with in_background(lambda: rage(daemon, sandbox, kind, seconds)) as raging:
             while not raging.done():
                 felt.beside.append(one_life(client))
         said = raging.result()
+        felt.quiet += lives(client, quiet_s / 2)
     assert any(word in said for word in kind.proof), said[-2000:]
     return felt, said
