@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import time
 from typing import Final
 
 from sandboxd.errors import ConfigError, NodeUnavailable
+from sandboxd.linux import pidfd
 
 NAME: Final = "node.lock"
 API_NAME: Final = "api.lock"
@@ -126,13 +126,10 @@ def _lives(owner: bytes) -> bool:
     """Whether the daemon that wrote its pid is there, and more than a zombie."""
     if not owner.isdigit():
         return False
-    try:
-        pidfd = os.pidfd_open(int(owner))
-    except ProcessLookupError:
+    fd = pidfd.open_living(int(owner))
+    if fd is None:
         return False
     try:
-        poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
-        return not poller.poll(0)
+        return not pidfd.wait_ended(fd, 0)
     finally:
-        os.close(pidfd)
+        os.close(fd)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import socket
 import struct
@@ -38,7 +37,7 @@ from sandboxd.errors import NodeUnavailable
 from sandboxd.host import node_lock
 from sandboxd.host.cgroups import living_directories
 from sandboxd.host.command import cgroup_name
-from sandboxd.linux import cgroup, mount, procfs
+from sandboxd.linux import cgroup, mount, pidfd, procfs
 from sandboxd.linux.cgroup import CgroupLayout
 
 DEPTH_MAX: Final = 12
@@ -233,18 +232,17 @@ def _remove_cgroup(path: Path) -> None:
 def _kill(path: Path, pid: int, deadline: float) -> None:
     """SIGKILL a member of a cgroup and wait for its end. The pidfd comes first, then the second
     look: a number that was given away meanwhile is not in the cgroup."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
+    fd = pidfd.open_living(pid)
+    if fd is None:
         return
     try:
         if pid in _processes(path):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            select.select([pidfd], [], [], max(0.0, min(1.0, deadline - time.monotonic())))
+            pidfd.pidfd_send_signal(fd, signal.SIGKILL)
+            pidfd.wait_ended(fd, max(0.0, min(1.0, deadline - time.monotonic())))
     except ProcessLookupError:
         pass
     finally:
-        os.close(pidfd)
+        os.close(fd)
 
 
 # --- mounts --------------------------------------------------------------------------------------

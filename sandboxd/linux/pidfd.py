@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -21,6 +22,20 @@ _pidfd_getfd = _libc.syscall(NR_PIDFD_GETFD, ctypes.c_int, ctypes.c_int, ctypes.
 def pidfd_open(pid: int) -> int:
     """pidfd_open(2): a close-on-exec descriptor of ``pid``."""
     return os.pidfd_open(pid)
+
+
+def open_living(pid: int) -> int | None:
+    """The same; None where no process has that number (any more).
+
+    That is ESRCH, and EINVAL (Linux 6.1) where the number is still that of a process group or a
+    session whose leader has been waited for.
+    """
+    try:
+        return pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):
+            return None
+        raise
 
 
 def pidfd_send_signal(pidfd: int, number: int) -> None:

@@ -1,9 +1,11 @@
 """The systemd units: what systemd makes of them, and what must never be in them."""
 
 import configparser
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,31 @@ def test_systemd_takes_them_without_a_word(tmp_path):
         [program, "--man=no", "verify", str(bad)], capture_output=True, text=True, check=False
     )
     assert "NoSuchSetting" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    # What is wrong with the last is found next: it holds the script and no more.
+    [("/tmp", "PrivateTmp="), ("/var/tmp", "PrivateTmp="), ("/dev/shm", "scripts/install")],
+)
+def test_a_clone_that_the_api_would_not_see_is_refused(where, why):
+    with (
+        tempfile.TemporaryDirectory(dir=where) as clone,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere,
+    ):
+        units = Path(clone, "deploy/systemd")
+        units.mkdir(parents=True)
+        shutil.copyfile(UNITS / "install", units / "install")
+        # By another name too: what counts is where the directory really is.
+        link = Path(elsewhere, "link")
+        link.symlink_to(units)
+        for script in (units / "install", link / "install"):
+            done = subprocess.run(
+                ["bash", script], capture_output=True, text=True, check=False, cwd="/"
+            )
+            assert done.returncode == 1
+            assert why in done.stderr
+        assert os.listdir(units) == ["install"]
 
 
 def test_the_socket_is_where_the_configuration_says():
