@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sandboxd.client import Client
 from sandboxd.client import slurm as published
 from sandboxd.errors import SandboxdError
 from tests.slurm.conftest import Jobs
@@ -36,8 +37,8 @@ def test_launch_status_exec_stop(jobs: Jobs):
             assert box.exec(["id", "-u"]).stdout == "0\n"
     # Another node's token opens nothing.
     one, other = found[:2]
-    with pytest.raises(SandboxdError) as refused:
-        type(client)(one.url, other.token, retry_s=0).node()
+    with Client(one.url, other.token) as stranger, pytest.raises(SandboxdError) as refused:
+        stranger.node()
     assert refused.value.code == "unauthorized"
 
     with jobs.client(job, "node2") as client:

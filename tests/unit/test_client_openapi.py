@@ -222,6 +222,7 @@ COVERED_BY_OTHERS = {
     *("close", "url", "do", "upload", "stream", "id", "info", "read_text"),
     *("address", "http", "tunnel", "forward"),  # over connections of their own
     *("wait", "output"),  # of a process: read, again and again
+    "from_slurm",  # asks nothing: it reads where the daemon is
 }
 
 
