@@ -37,6 +37,7 @@ from sandboxd.cli import (
     shell,
     slurm,
     snapshots,
+    support_bundle,
     sweep,
     top,
 )
@@ -87,6 +88,7 @@ def build() -> typer.Typer:
     app.command("reset")(lifecycle.reset)
     app.command("rm")(rm.rm)
     app.command("prune")(rm.prune)
+    app.command("support-bundle")(support_bundle.support_bundle)
     app.command("sweep")(sweep.sweep)
     app.command("drain")(drain.drain)
     app.command("undrain")(drain.undrain)

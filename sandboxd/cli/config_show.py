@@ -30,13 +30,19 @@ def show(
 ) -> None:
     """Print every setting: the file and the environment over the defaults."""
     with reporting():
-        settings = list(_settings(load_config(config)))
+        loaded = load_config(config)
     if as_json:
-        print_json({key: {"value": value, "origin": where} for key, value, where in settings})
+        print_json(with_origins(loaded))
         return
+    settings = _settings(loaded)
     columns = ["SETTING", "VALUE", "ORIGIN"] if origin else ["SETTING", "VALUE"]
     rows = [[key, str(value), where][: len(columns)] for key, value, where in settings]
     print_table(columns, rows)
+
+
+def with_origins(config: Config) -> dict[str, object]:
+    """Every setting's value, and where it is from."""
+    return {key: {"value": value, "origin": where} for key, value, where in _settings(config)}
 
 
 def _settings(config: Config) -> Iterator[tuple[str, object, str]]:

@@ -27,6 +27,26 @@ _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 
 def doctor(config: options.ConfigFile = None, as_json: options.Json = False) -> None:
     """Try what this node can do. Exit status 1 if something it needs does not work."""
+    found, probes = look(config)
+    told = report(found, probes)
+    if as_json:
+        print_json(told)
+    else:
+        _print(probes)
+    raise typer.Exit(0 if told["ok"] else 1)
+
+
+def report(found: Features, probes: list[Probe]) -> dict[str, object]:
+    """As JSON has it."""
+    return {
+        "ok": all(probe.status != Status.FAIL for probe in probes),
+        "features": found.to_json(),
+        "probes": [features.probe_to_json(probe) for probe in probes],
+    }
+
+
+def look(config: Path | None) -> tuple[Features, list[Probe]]:
+    """Try everything."""
     settings, complaint = _settings(config)
     found, probes = features.probe(
         settings.user,
@@ -35,19 +55,8 @@ def doctor(config: options.ConfigFile = None, as_json: options.Json = False) -> 
         writable_layer=settings.writable_layer,
         layers_dir=settings.state_dir if os.path.isdir(settings.state_dir) else "/var/tmp",
     )
-    probes = [complaint, *probes, _views(settings), _network(settings), _usage(found, settings)]
-    failed = any(probe.status == Status.FAIL for probe in probes)
-    if as_json:
-        print_json(
-            {
-                "ok": not failed,
-                "features": found.to_json(),
-                "probes": [features.probe_to_json(probe) for probe in probes],
-            }
-        )
-    else:
-        _print(probes)
-    raise typer.Exit(int(failed))
+    own = [_views(settings), _network(settings), _usage(found, settings)]
+    return found, [complaint, *probes, *own]
 
 
 def _settings(config: Path | None) -> tuple[Config, Probe]:

@@ -52,7 +52,11 @@ def say(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, default=_plain))
+    typer.echo(as_json(value))
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, indent=2, default=_plain)
 
 
 def _plain(value: object) -> object:
