@@ -507,6 +507,13 @@ class ImageUnavailable(NodeError):
     code = "image-unavailable"
 
 
+class ExportFailed(NodeError):
+    """No SIF could be made of a snapshot: a tool or room is missing on the node."""
+
+    code = "export-failed"
+    retryable = False
+
+
 class NetworkUnavailable(NodeError):
     """The node gives sandboxes no network: it is not set up for it, or it failed."""
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -30,6 +31,7 @@ def build() -> typer.Typer:
     group = typer.Typer(no_args_is_help=True, help="Snapshots of sandboxes.")
     group.command("ls")(ls)
     group.command("take")(take)
+    group.command("export")(export)
     group.command("rm")(rm)
     return group
 
@@ -87,6 +89,28 @@ def take(
     with reporting(), options.daemon(url, token_file, config) as daemon:
         taken = daemon.connect(sandbox).snapshot(name, on_running=on_running, ttl_s=ttl)
     print_json(taken) if as_json else typer.echo(taken.id)
+
+
+def export(
+    snapshot: Annotated[
+        str, typer.Argument(metavar="ID", help="Of the snapshot.", autocompletion=snapshot_ids)
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The SIF to write.")],
+    *,
+    as_json: options.Json = False,
+    url: options.Url = None,
+    token_file: options.TokenFile = None,
+    config: options.ConfigFile = None,
+) -> None:
+    """Write a snapshot as a delta SIF, for a node that has its image.
+
+    `sif-tools flatten IMAGE.sif FILE -o OUT.sif` makes one image of the two."""
+    with reporting(), options.daemon(url, token_file, config) as daemon:
+        try:
+            size = daemon.export_snapshot(snapshot, file)
+        except OSError as error:
+            raise typer.BadParameter(str(error)) from None
+    print_json({"file": str(file), "size_bytes": size}) if as_json else typer.echo(str(file))
 
 
 def rm(

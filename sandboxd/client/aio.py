@@ -182,6 +182,12 @@ class AsyncClient(AsyncNodeEyes):
         one = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         await self.do(calls.delete_snapshot(one))
 
+    async def export_snapshot(
+        self, snapshot: Snapshot | str, target: str | os.PathLike[str]
+    ) -> int:
+        """A snapshot as a delta SIF, to be laid over its image elsewhere; its bytes."""
+        return await self._download(diff_calls.export(snapshot), target)
+
     async def snapshot_diff(
         self,
         snapshot: Snapshot | str,

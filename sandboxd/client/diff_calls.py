@@ -14,6 +14,8 @@ from sandboxd.client.calls import Call
 from sandboxd.client.results import Json, Snapshot, known
 
 TAR: Final[Headers] = (("Accept", "application/x-tar"),)
+EXPORT_S: Final = 1200.0
+"""It is made whole before it is answered, and others may be made first."""
 READ_S: Final = 120.0
 """A comparison takes a minute at most, and may wait for others."""
 
@@ -76,6 +78,12 @@ def tar_of_sandbox(sandbox: str, since: Snapshot | str | None) -> Call[None]:
 
 def tar_of_snapshot(snapshot: Snapshot | str, since: Snapshot | str | None) -> Call[None]:
     return _tar(f"/v1/snapshots/{quote(_id(snapshot), safe='')}/diff", since)
+
+
+def export(snapshot: Snapshot | str) -> Call[None]:
+    """Answered by a SIF."""
+    url = f"/v1/snapshots/{quote(_id(snapshot), safe='')}/export"
+    return Call("POST", url, lambda _: None, read_s=EXPORT_S, repeatable=True)
 
 
 def _listed(

@@ -159,6 +159,10 @@ class Client(NodeEyes):
         one = snapshot.id if isinstance(snapshot, Snapshot) else snapshot
         self.do(calls.delete_snapshot(one))
 
+    def export_snapshot(self, snapshot: Snapshot | str, target: str | os.PathLike[str]) -> int:
+        """A snapshot as a delta SIF, to be laid over its image elsewhere; its bytes."""
+        return self._download(diff_calls.export(snapshot), target)
+
     def snapshot_diff(
         self,
         snapshot: Snapshot | str,

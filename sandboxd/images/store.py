@@ -106,6 +106,10 @@ class ImageStore:
         finally:
             os.close(fd)
 
+    def open_now(self, image: CheckedImage) -> int:
+        """``open``, blocking."""
+        return self._open_checked(image)
+
     def _open_checked(self, image: CheckedImage) -> int:
         fd = stacks.open_sif(image.name, image.path) if image.path else self._open(image.name)
         if file_key(os.fstat(fd)) != image.key:

@@ -109,6 +109,8 @@ class Runtime:
         self._loop = asyncio.get_running_loop()
         self.images = ImageMounts(self._store, self.launcher, idle_s=self.config.image_idle_s)
         self.snapshots = SnapshotTable(self)
+        self.exporting = asyncio.Lock()
+        """Held while a snapshot is made a SIF: it takes a CPU, and room in TMPDIR."""
         self._keys = IdempotencyKeys()
         self.profiles = Profiles(self.config.seccomp_profiles_dir)
         self._adoption = Adoption(self, self._table, self._abandoned, self._keys)

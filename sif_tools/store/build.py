@@ -29,7 +29,7 @@ from sif_tools.tarstream.writer import TarWriter
 from sif_tools.writer import DataObject, FileContent, write_sif_to
 
 # A delta is signed at most; a table of the usual 48 would be most of a small one.
-_DELTA_DESCRIPTORS: Final = 8
+DELTA_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 1 << 20
 
 
@@ -52,7 +52,7 @@ def flat_sif(source: Source, options: SquashfsOptions) -> Iterator[LocalFile]:
     merger.index(_generated(merger.tree, source, labels))
     with squashfs_from_tar(merger.emit, options) as (image, size):
         objects = sif_objects(source, labels, FileContent(image.fileno(), 0, size))
-        with _written(objects, DEFAULT_DESCRIPTORS) as file:
+        with written_sif(objects, DEFAULT_DESCRIPTORS) as file:
             yield file
 
 
@@ -77,7 +77,7 @@ def base_sif(
     merger.index(_generated(merger.tree, nameless, labels))
     with squashfs_from_tar(merger.emit, options) as (image, size):
         objects = sif_objects(nameless, labels, FileContent(image.fileno(), 0, size))
-        with _written(objects, DEFAULT_DESCRIPTORS) as file:
+        with written_sif(objects, DEFAULT_DESCRIPTORS) as file:
             yield file
 
 
@@ -94,7 +94,7 @@ def shared_sif(
             delta_object(layers=layers),
             squashfs_object(content, PartType.OVERLAY, source.architecture),
         ]
-        with _written(objects, _DELTA_DESCRIPTORS) as file:
+        with written_sif(objects, DELTA_DESCRIPTORS) as file:
             yield file
 
 
@@ -118,7 +118,7 @@ def delta_sif(
             part_type=PartType.OVERLAY,
             more=[said],
         )
-        with _written(objects, _DELTA_DESCRIPTORS) as file:
+        with written_sif(objects, DELTA_DESCRIPTORS) as file:
             yield file
 
 
@@ -184,7 +184,7 @@ def _same_leaf(
 
 
 @contextmanager
-def _written(objects: Sequence[DataObject], least_descriptors: int) -> Iterator[LocalFile]:
+def written_sif(objects: Sequence[DataObject], least_descriptors: int) -> Iterator[LocalFile]:
     with scratch_file("the finished SIF") as file:
         try:
             size = write_sif_to(file.fileno(), objects, least_descriptors=least_descriptors)

@@ -53,7 +53,7 @@ def flatten(
         image, size = stack.enter_context(
             squashfs_from_tar(merger.emit, options or SquashfsOptions())
         )
-        objects = [*_said(parsed[-1], fds[-1])]
+        objects = [*objects_of_image(parsed[-1], fds[-1])]
         content = FileContent(image.fileno(), 0, size)
         objects.append(squashfs_object(content, PartType.PRIMARY_SYSTEM, arch))
         return write_sif(destination, objects, force=force)
@@ -74,7 +74,7 @@ def _check_order(parsed: Sequence[Sif], fds: Sequence[int], sifs: Sequence[Path]
             raise BadSource(f"{path} belongs on {len(below)} SIFs: {', '.join(map(str, below))}")
 
 
-def _said(sif: Sif, fd: int) -> Iterator[DataObject]:
+def objects_of_image(sif: Sif, fd: int) -> Iterator[DataObject]:
     """Everything but the file system and what makes a delta one."""
     for one in sif.descriptors:
         if one.is_partition or one.name == DELTA_NAME or one.data_type == DataType.SIGNATURE:

@@ -135,6 +135,7 @@ def every_call(root, sandbox, process, session, here):
     page = {"since": "sn-2", "after": "L2E=", "limit": 5}
     yield lambda: root.snapshot_diff("sn-1", **page)
     yield lambda: root.download_snapshot_diff("sn-1", here / "got", since="sn-2")
+    yield lambda: root.export_snapshot("sn-1", here / "got")
     yield lambda: sandbox.diff(**page)
     yield lambda: sandbox.download_diff(here / "got", since="sn-2")
     yield root.images

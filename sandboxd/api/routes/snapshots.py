@@ -11,6 +11,7 @@ from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, sandbox_answer, timestamp
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
+from sandboxd.api.file_streams import OCTETS, StreamAnswer
 from sandboxd.api.schemas_snapshots import (
     ResetAnswer,
     ResetBody,
@@ -20,7 +21,7 @@ from sandboxd.api.schemas_snapshots import (
     SnapshotList,
     SnapshotTaken,
 )
-from sandboxd.runtime import snapshots
+from sandboxd.runtime import exports, snapshots
 from sandboxd.runtime.manager import Runtime, check_ttl
 from sandboxd.runtime.snapshots import SnapshotRecord
 
@@ -151,6 +152,36 @@ async def list_snapshots(
 async def get(request: Request, snapshot_id: str) -> Response:
     runtime: Runtime = request.app.state.runtime
     return JsonAnswer(_answer(runtime.snapshots.find(snapshot_id)))
+
+
+@router.post(
+    "/snapshots/{snapshot_id}/export",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A SIF with a delta",
+            "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **documented(
+            errors.SnapshotNotFound,
+            errors.TreeTooLarge,
+            errors.DiffUnspeakable,
+            errors.ExportFailed,
+            errors.ImageNotFound,
+            errors.ImageInvalid,
+            errors.ImageUnavailable,
+            errors.NodeError,
+            errors.NodeUnavailable,
+        ),
+    },
+)
+async def export(request: Request, snapshot_id: str) -> Response:
+    """A snapshot as a delta SIF for other nodes: what is to be laid over the image's own files.
+    `sif-tools flatten` makes one SIF of those and this. Sockets are left out, times are in whole
+    seconds, POSIX ACLs are not kept. One at a time is made."""
+    runtime: Runtime = request.app.state.runtime
+    made = await exports.delta_sif(runtime, runtime.snapshots.find(snapshot_id))
+    return StreamAnswer(made, made.rest(), headers={"content-length": str(made.size_bytes)})
 
 
 @router.delete(
