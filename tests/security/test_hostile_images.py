@@ -69,7 +69,7 @@ def node(leak_check: LeakCheck, tmp_path_factory: pytest.TempPathFactory) -> Ite
     made = {}
     for name, change in CHANGES.items():
         directory = tmp_path_factory.mktemp(name)
-        images._busybox_rootfs(Path(busybox), directory / "rootfs")
+        images.make_busybox_rootfs(Path(busybox), directory / "rootfs")
         change(directory / "rootfs")
         with suppress(RuntimeError):  # refused when it is made, which is as good
             made[name] = images.convert(f"rootfs:{directory}/rootfs", directory / f"{name}.sif")

@@ -12,6 +12,7 @@ import time
 import httpx
 import pytest
 
+from sandboxd.config import Config
 from tests.framework.daemon import Daemon
 from tests.security.probing import Inside
 
@@ -28,7 +29,7 @@ ROUTES = [
     ("GET", "/v1/node"),
     ("GET", "/openapi.json"),
     ("GET", "/metrics"),
-    ("GET", "/"),
+    ("POST", "/"),
     ("GET", "/docs"),
     ("OPTIONS", "/v1/sandboxes"),
     ("TRACE", "/v1/sandboxes"),
@@ -60,6 +61,16 @@ def test_route_needs_the_token(method: str, path: str, stranger: httpx.Client) -
     answer = stranger.request(method, path)
     assert answer.status_code == 401, answer.text
     assert "sandboxes" not in answer.text
+
+
+def test_the_page_without_a_token_says_nothing(stranger: httpx.Client, daemon: Daemon) -> None:
+    """It is the same for all nodes at all times; what it shows, it asks for with the token."""
+    with daemon.sandbox("busybox", name="told-to-nobody") as sandbox:
+        page = stranger.get("/").text
+    assert page == stranger.get("/").text
+    assert "<title>" in page
+    for secret in (sandbox, "told-to-nobody", daemon.token, "busybox"):
+        assert secret not in page
 
 
 @pytest.mark.parametrize("kind", TOKENS)
@@ -253,7 +264,7 @@ def test_body_that_says_it_is_huge_is_not_read(stranger: httpx.Client, daemon: D
 
 def test_body_that_grows_unsaid_is_cut_off(daemon: Daemon) -> None:
     def grow():
-        for _ in range(80):
+        for _ in range(Config().max_body_bytes // (1 << 20) + 8):
             yield b" " * (1 << 20)
 
     with httpx.Client(base_url=daemon.base_url, timeout=60) as client:
