@@ -126,8 +126,13 @@ class ImageStore:
         try:
             fd = open_published(self._dir / (name + SUFFIX))
         except OSError as error:
-            # A name that no file can have is the name of none.
+            # A name that no file can have is the name of none; a store that is not there has none
+            # of its images for now, and no policy may be told that it asked for a wrong one.
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+                if not self._dir.is_dir():
+                    raise ImageUnavailable(
+                        f"image {name!r} cannot be opened: the node's image store is not there"
+                    ) from error
                 raise ImageNotFound(
                     f"no image {name!r} on this node",
                     hint="GET /v1/images lists what is there; a name has no .sif at its end",

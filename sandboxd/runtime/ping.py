@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from sandboxd.errors import SandboxdError, SandboxLost
 from sandboxd.init import protocol
 from sandboxd.init.protocol import MsgType
 from sandboxd.runtime.control import Control
+from sandboxd.runtime.failures import death
+from sandboxd.runtime.sandbox import Sandbox
 
 PING_TIMEOUT_S: Final = 10.0
 
@@ -42,3 +45,16 @@ class Ping:
     def lost(self, error: SandboxdError) -> None:
         if not self._done.done():
             self._done.set_exception(error)
+
+
+async def failure_of(sandbox: Sandbox) -> SandboxdError | None:
+    """What a sandbox has failed with; None where it lives.
+
+    For a request that met something else first: what a dead sandbox lacks (a process, an answer) is
+    told by others before why it is dead, and would look like the workload's or the caller's doing.
+    """
+    if sandbox.failure is None and not sandbox.is_sound:
+        return death("image-lost")
+    with suppress(SandboxdError):
+        await Ping(sandbox.control(alone=True)).answered()
+    return sandbox.failure

@@ -29,6 +29,8 @@ from sandboxd.errors import (
     ProcessNotFound,
     SandboxDead,
     SandboxdError,
+    SandboxLost,
+    SandboxNotFound,
     StdinBlocked,
     StdinClosed,
 )
@@ -37,11 +39,15 @@ from sandboxd.init.protocol import ExecFlag, Failure, KillScope
 from sandboxd.launcher.client import LauncherClient
 from sandboxd.launcher.spool import Piece, SpoolReader, close_all
 from sandboxd.model import ExecRequest
-from sandboxd.runtime.failures import exec_failure, exit_code, has_run
+from sandboxd.runtime.failures import death, exec_failure, exit_code, has_run
+from sandboxd.runtime.ping import failure_of
 from sandboxd.runtime.sandbox import Sandbox
 
 SHOWN_COMMAND_BYTES: Final = 1024
 """Of a command, kept to be shown."""
+
+_MET_FIRST: Final = (ProcessNotFound, SandboxNotFound, SandboxDead, SandboxLost)
+"""What the launcher says of a process whose sandbox is gone, before the sandbox's end is known."""
 
 STREAMS: Final = ("stdout", "stderr")
 _WRITE_BYTES: Final = 1 << 20
@@ -333,9 +339,11 @@ class ProcessTable:
                 capacity=capacity,
                 most=self.config.max_processes,
             )
-        except BaseException:
+        except BaseException as error:
             # It may have been started all the same.
             self._known = False
+            if isinstance(error, _MET_FIRST):
+                await self._check_lives()
             raise
         finally:
             os.close(memfd)
@@ -395,10 +403,20 @@ class ProcessTable:
         process.release()
 
     async def _call(self, verb: str, process: Process, **fields: Any) -> list[int]:
-        answer = await self._launcher.call(
-            verb, sandbox=self._sandbox.id, process=process.id, **fields
-        )
+        try:
+            answer = await self._launcher.call(
+                verb, sandbox=self._sandbox.id, process=process.id, **fields
+            )
+        except _MET_FIRST:
+            await self._check_lives()
+            raise
         return answer.fds
+
+    async def _check_lives(self) -> None:
+        """Raises the sandbox's failure where it has one."""
+        gone = await failure_of(self._sandbox)
+        if gone is not None:
+            raise gone.with_traceback(None) from None
 
     async def _know(self) -> None:
         """Ask the launcher for all it has, once, and again after it was lost."""
@@ -508,10 +526,9 @@ class ProcessTables:
 def _exit(end: dict[str, Any], *, user: str, cwd: str) -> ProcessExit:
     at = float(end["at"])
     if "lost" in end:
-        failure: SandboxdError | None = SandboxDead(
-            "the process went with its sandbox", reason=str(end["lost"])
-        )
-        return ProcessExit(at, None, None, bool(end["oom"]), 0.0, 0.0, 0, failure)
+        # It went with its sandbox: whose fault that was is the sandbox's to say.
+        gone = death(str(end["lost"]))
+        return ProcessExit(at, None, None, bool(end["oom"]), 0.0, 0.0, 0, gone)
     failed = Failure(*end["failure"])
     code, number = exit_code(int(end["status"]))
     ran = has_run(failed)

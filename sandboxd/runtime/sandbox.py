@@ -278,6 +278,11 @@ class Sandbox:
         if self.state is SandboxState.CREATING:
             self.state = SandboxState.RUNNING
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether a result can be believed: the servers of its images live."""
+        return self._images is None or self._images.all_alive()
+
     def fail(self, error: SandboxdError) -> None:
         """Its PID 1 or its image is gone. Everything under way in it ends with ``error``."""
         if self.failure is not None or self.state is SandboxState.DELETING:

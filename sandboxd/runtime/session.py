@@ -30,6 +30,7 @@ from sandboxd.init.protocol import KillScope, close_fds
 from sandboxd.model import ExecRequest, ExecResult, TimeoutReason
 from sandboxd.runtime import shells
 from sandboxd.runtime.exec import EXIT_TIMED_OUT, Exec, Sink
+from sandboxd.runtime.failures import death
 from sandboxd.runtime.output import Capture
 from sandboxd.runtime.pipes import CHUNK_BYTES, read_available
 from sandboxd.runtime.processes import Process
@@ -280,6 +281,9 @@ class Session:
             self._watch(fd)
         if running.done.done():
             return
+        if error is None and not self.process.sandbox.is_sound:
+            # What the interpreter tells of reads that failed is no result.
+            error = death("image-lost")
         if error is not None:
             running.done.set_exception(error)
             running.done.exception()

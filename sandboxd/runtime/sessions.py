@@ -18,6 +18,7 @@ from sandboxd.init.protocol import ExecFlag, KillScope, close_fds
 from sandboxd.model import ExecRequest
 from sandboxd.runtime import shells
 from sandboxd.runtime.exec import Sink
+from sandboxd.runtime.ping import failure_of
 from sandboxd.runtime.processes import Process, ProcessTable, ProcessTables
 from sandboxd.runtime.sandbox import Sandbox
 from sandboxd.runtime.session import GivenStdin, Session, SessionCommand, new_nonce
@@ -64,7 +65,12 @@ class SessionTable:
             await session.greet(nonce, shells.hello(nonce) if kind is SessionKind.SHELL else b"")
         except BaseException as error:
             end = process.exit
-            await asyncio.shield(self.close(process.id))
+            with suppress(SandboxdError):  # it may be gone with its sandbox
+                await asyncio.shield(self.close(process.id))
+            if isinstance(error, SandboxdError):
+                gone = await failure_of(self._sandbox)
+                if gone is not None:
+                    raise gone.with_traceback(None) from None
             if isinstance(error, SessionEnded) and end is not None and end.failure is not None:
                 raise end.failure from None
             raise

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sandboxd.errors import (
     ImageUnavailable,
+    NodeUnavailable,
     SandboxdError,
+    SandboxNotFound,
     SandboxPaused,
     SandboxReset,
     SnapshotNotFound,
 )
 from sandboxd.images.mounts import Share
 from sandboxd.model import ImageConfig, SandboxState
+from sandboxd.runtime.failures import death
 from sandboxd.runtime.sandbox import Sandbox, SandboxView, now
 
 if TYPE_CHECKING:
@@ -196,6 +199,11 @@ async def reset(
             answer = await runtime.launcher.call(
                 "reset", sandbox=sandbox.id, snapshot=snapshot.id if snapshot else None
             )
+        except (NodeUnavailable, SandboxNotFound):
+            # The launcher died with the sandbox in its hands: that will be no better next time.
+            sandbox.fail(death("node-lost"))
+            assert sandbox.failure is not None
+            raise sandbox.failure.with_traceback(None) from None
         except SandboxdError as error:
             sandbox.fail(error)
             raise

@@ -22,7 +22,7 @@ TIERS = {
     "faults": "breaks parts of the node at random, for minutes",
 }
 # Tiers after each of whose tests the host must be as it was.
-LEAK_CHECKED = frozenset({"kernel", "e2e", "security", "workloads", "load", "slurm"})
+LEAK_CHECKED = frozenset({"kernel", "e2e", "security", "workloads", "load", "slurm", "faults"})
 MUST_RUN = "SANDBOXD_TESTS_MUST_RUN"
 _TESTS = Path(__file__).resolve().parents[1]
 

@@ -186,3 +186,18 @@ def test_the_list(images, monkeypatch):
     monkeypatch.setattr(store_module, "LIST_MAX", 2)
     assert len(asyncio.run(store.known())) == 2
     assert asyncio.run(ImageStore(path / "none").known()) == []
+
+
+def test_a_store_that_is_away_is_the_nodes_fault(tmp_path):
+    """Its images are not there for now; afterwards they are, and a wrong name is wrong again."""
+    directory, away = tmp_path / "images", tmp_path / "away"
+    write_image(directory / "one.sif")
+    directory.rename(away)
+    store = ImageStore(directory)
+    with pytest.raises(ImageUnavailable) as refused:
+        asyncio.run(store.check("one"))
+    assert (refused.value.cause, refused.value.retryable) == ("node", True)
+    away.rename(directory)
+    assert asyncio.run(store.check("one")).name == "one"
+    with pytest.raises(ImageNotFound):
+        asyncio.run(store.check("two"))

@@ -48,7 +48,8 @@ class Bench:
         )  # fmt: skip
         for fd in (out_w, err_w, in_r, status_w):
             os.close(fd)
-        self.process = SimpleNamespace(exit=None, on_exit=None)
+        sandbox = SimpleNamespace(is_sound=True)
+        self.process = SimpleNamespace(exit=None, on_exit=None, sandbox=sandbox)
         self.session = Session(self.process, [out_r, err_r, in_w, status_r], self.signal)
         self.waiter = asyncio.ensure_future(self._reap())
 
