@@ -197,7 +197,8 @@ class Process:
     async def write_stdin(self, data: bytes, timeout_s: float) -> None:
         """Returns once the pipe, or the terminal, has taken all of it.
 
-        Raises StdinClosed, and StdinBlocked with what was taken in time.
+        Raises StdinClosed, StdinBlocked with what was taken in time, and the failure of a sandbox
+        that has taken the process along.
         """
         loop = asyncio.get_running_loop()
         async with self._stdin_lock:
@@ -218,6 +219,9 @@ class Process:
                             written_bytes=len(data) - len(rest),
                         ) from None
                 except OSError as error:
+                    gone = await failure_of(self.sandbox)
+                    if gone is not None:
+                        raise gone.with_traceback(None) from None
                     raise StdinClosed(
                         "nobody reads the process's stdin any more",
                         written_bytes=len(data) - len(rest),

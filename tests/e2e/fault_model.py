@@ -21,7 +21,7 @@ from tests.e2e.image_factory import BULK_BYTES, BULK_FILES
 from tests.e2e.refusals import refusal
 
 IMAGES = ("busybox", "bulky")
-LIMITS = {"memory_mb": 64, "disk_mb": 8, "pids": 40}
+LIMITS = {"memory_mb": 64, "disk_mb": 16, "pids": 40}
 SNAPSHOTS = 2
 PROCESSES = 3
 
@@ -392,6 +392,8 @@ class Worker:
             return False
         assert not box.is_lost, f"{box.id} was said to be lost"
         assert seen["state"] == "running", seen
+        # One that was filled when the daemon was killed is full still.
+        assert self.run(http, box, "rm -f /root/fill").json()["exit_code"] == 0
         outputs = self.outputs(http, box)
         states = [one for one in box.states if self.is_alike(http, box, one, outputs)]
         assert states, f"{box} is in none of its states"

@@ -1,4 +1,4 @@
-"""What every test of this tier needs; rounds and figures are printed (``scripts/test faults -- -s``)."""
+"""What every test of this tier needs; its rounds are printed."""
 
 from __future__ import annotations
 
