@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,14 +46,29 @@ class LocalDaemon:
         self.http = httpx.Client(base_url=self.base_url, timeout=300)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start it and wait until it is ready. Raises DaemonError with the end of its log."""
+    @property
+    def token(self) -> str:
+        """Of a daemon that was started."""
+        return (self.home / "state/token").read_text().strip()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started; others of the node are its descendants."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, settings: Mapping[str, str] | None = None) -> None:
+        """Start it and wait until it is ready. Raises DaemonError with the end of its log.
+
+        `settings` by name, as in the configuration file.
+        """
         command = [sys.executable, "-m", "sandboxd", "serve", "--listen", self.address]
         command += ["--images-dir", str(self.images_dir), "--state-dir", str(self.home / "state")]
         command += ["--runtime-dir", str(self.home / "run")]
         # Nothing of the caller's settings: this daemon is its own, and its cgroups can be told.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOXD_")}
         environment["SANDBOXD_CGROUP_ROOT"] = self.home.name
+        environment |= {f"SANDBOXD_{k.upper()}": v for k, v in (settings or {}).items()}
         with (self.home / "log").open("wb") as log:
             # A session of its own: Ctrl-C is for this script, which then stops the daemon.
             self._process = subprocess.Popen(
@@ -65,8 +80,7 @@ class LocalDaemon:
                 start_new_session=True,
             )
         self._wait_ready(self._process.pid)
-        token = (self.home / "state/token").read_text().strip()
-        self.http.headers["Authorization"] = f"Bearer {token}"
+        self.http.headers["Authorization"] = f"Bearer {self.token}"
 
     def _wait_ready(self, pid: int) -> None:
         deadline = time.monotonic() + READY_S

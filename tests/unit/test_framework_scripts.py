@@ -88,11 +88,6 @@ def test_a_packed_layout_is_what_the_specification_says(script, tmp_path: Path) 
     assert index["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"] == "latest"
 
 
-@pytest.mark.parametrize(("count", "rank"), [(1, 1), (50, 50), (100, 99), (300, 297)])
-def test_p99_is_the_nearest_rank(script, count: int, rank: int) -> None:
-    assert script("bench").p99([float(n) for n in range(count, 0, -1)]) == rank
-
-
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (package gcc)")
 class TestBuild:
     SOURCE = "int main(int argc, char **argv) { (void)argv; return argc - 1; }\n"

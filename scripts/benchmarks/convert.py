@@ -26,13 +26,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench import machine
-from bench_layers import grow
 from quickstart import default_layout
 from rich.console import Console
 from rich.table import Table
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from benchmarks.layers import grow
+from benchmarks.machine import describe_machine
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 ROUNDS = 3
 SAMPLE_S = 0.01
 # What must hold: times faster, times the bytes, bytes of memory.
@@ -48,11 +49,11 @@ class Run:
     scratch_peak_bytes: int
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench --convert", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     console = Console()
     try:
         theirs, ours, image = measure(options.rounds)
@@ -72,7 +73,7 @@ def main() -> int:
             "times_faster": round(speed, 2),
             "times_the_size": round(size, 3),
             "memory_peak_bytes": memory,
-            "machine": machine(),
+            "machine": describe_machine(),
         }
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     console.print(table(median(theirs), median(ours)))
@@ -232,7 +233,3 @@ def table(theirs: Run, ours: Run) -> Table:
 
 def say(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -29,13 +29,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import machine
-from bench_layers import GZIP_LEVEL, blob, file_digest, read_json
 from quickstart import default_layout
 from rich.console import Console
 from rich.table import Table
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from benchmarks.layers import GZIP_LEVEL, blob, file_digest, read_json
+from benchmarks.machine import describe_machine
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENTS, TASKS, SAMPLE = 10, 200, 10
 # An environment: modules copied from the base. A task: a checkout with packed objects.
 MODULES, SOURCES, OBJECT_BYTES = 300, 60, 512 << 10
@@ -78,12 +79,12 @@ class Figures:
         )
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench --store", description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="default: %(default)s")
     parser.add_argument("--sample", type=int, default=SAMPLE, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     console = Console()
     try:
         figures = measure(options.jobs, options.sample)
@@ -97,7 +98,7 @@ def main() -> int:
             **asdict(figures),
             "store_to_layers": round(figures.size, 4),
             "store_to_apart_time": round(figures.time, 4),
-            "machine": machine(),
+            "machine": describe_machine(),
         }
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     console.print(table(figures))
@@ -385,7 +386,3 @@ def table(figures: Figures) -> Table:
         holds=figures.again_files_changed == 0,
     )
     return result
-
-
-if __name__ == "__main__":
-    sys.exit(main())

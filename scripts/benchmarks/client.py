@@ -4,7 +4,7 @@ For: seeing what the client's own work takes from a rollout worker that runs hun
 once. The server answers every exec alike, from a process of its own; no sandbox is there. Rounds of
 both are interleaved, so that a slower moment of the machine hits both; the processor time that a
 request takes here says the same on a machine on which others work too. Not for: how fast a sandbox
-is (bench.py).
+is (the scenarios).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -62,11 +61,11 @@ SANDBOX = {
 }
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench --client", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="of each, at each concurrency")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with server() as url:
         figures = asyncio.run(measure(url, options.rounds))
     if options.json:
@@ -163,7 +162,3 @@ def serve(listener: socket.socket) -> None:
         app, log_config=None, access_log=False, loop="uvloop", http="httptools", lifespan="off"
     )
     uvicorn.Server(config).run(sockets=[listener])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

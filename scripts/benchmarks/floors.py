@@ -1,9 +1,8 @@
-"""Builds and runs the two C floors: what the kernel alone takes for a sandbox and for an exec.
+"""The C floors: what the kernel alone takes for a sandbox and for an exec, and how they are run.
 
-For: `bench`, which puts its figures beside these. They do the same job as sandboxd on the same
-image (a squashfuse mount of the same SIF, the same cgroup hierarchies, the same seccomp filter), in
-the fewest system calls, and run all the time, so that samples of both can be taken in turn. Not
-for: measuring anything through the API.
+They do the same job as sandboxd on the same image (a squashfuse mount of the same SIF, the same
+cgroup hierarchies, the same seccomp filter), in the fewest system calls, and run all the time, so
+that samples of both can be taken in turn. Not for: measuring anything through the API.
 """
 
 from __future__ import annotations
@@ -14,15 +13,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxd.init.build import WARNINGS, find_compiler
-from sandboxd.linux.seccomp import SANDBOX_PROFILE, compile_profile
 from sif_tools.partition import mountable_partition
 from sif_tools.reader import read_sif
 
-SOURCES = Path(__file__).resolve().parent / "bench_floor"
+SOURCES = Path(__file__).resolve().parent / "floor"
 CONTROLLERS = ("memory", "cpu", "pids")
 # Host ids that are nobody's: any will do, since the floors own nothing outside their namespaces.
 ID_BASE = 3_000_000_000
@@ -33,28 +30,46 @@ class FloorError(Exception):
     """A floor could not be built or run; the message is for a person."""
 
 
-class FloorProgram:
-    """One running floor: tell it how many samples to take, and read them."""
+class SampleProgram:
+    """A running program that is told how many samples to take and prints them (`floor/floor.h`).
 
-    def __init__(self, name: str, command: list[str]) -> None:
+    What it says on stderr goes to the file `words`: never to the caller's own, for runc and crun
+    give what they find there to the root of their container.
+    """
+
+    def __init__(self, name: str, command: list[str], words: Path) -> None:
         self.name = name
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._words = words
+        with words.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
 
     def samples_ms(self, count: int) -> list[float]:
+        """Raises FloorError."""
+        self.ask(count)
+        return self.answers_ms()
+
+    def ask(self, count: int) -> None:
+        """Let it begin; `answers_ms` waits for it."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             print(count, file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            raise FloorError(f"{self.name} ended (its words are above)") from None
+            raise self._ended() from None
+
+    def answers_ms(self) -> list[float]:
+        assert self._process.stdout is not None
         samples: list[float] = []
         for line in self._process.stdout:
             if line == ".\n":
                 return samples
             samples.append(float(line))
-        raise FloorError(f"{self.name} ended (its words are above)")
+        raise self._ended()
+
+    def _ended(self) -> FloorError:
+        said = self._words.read_text(errors="replace").strip().splitlines()[-3:]
+        return FloorError(f"{self.name} ended: {'; '.join(said) or 'without a word'}")
 
     def stop(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
@@ -68,37 +83,13 @@ class FloorProgram:
             self._process.wait()
 
 
-@dataclass
-class Floors:
-    sandbox: FloorProgram
-    spawn: FloorProgram
-
-
-@contextlib.contextmanager
-def floors(sif: Path, scratch: Path, program: str) -> Iterator[Floors]:
-    """Both floors over the image `sif`, ready to be asked; `program` is the no-op to execute."""
-    with contextlib.ExitStack() as stack:
-        filter_file = scratch / "filter.bpf"
-        filter_file.write_bytes(compile_profile(SANDBOX_PROFILE))
-        lower, server = stack.enter_context(image_mount(sif, scratch))
-        inside = ["nsenter", f"--mount=/proc/{server.pid}/ns/mnt", "--"]
-        started = []
-        for name, first in (("sandbox", []), ("spawn", [str(filter_file)])):
-            stage = scratch / f"stage-{name}"
-            stage.mkdir()
-            groups = stack.enter_context(cgroup_parents(name))
-            job = [str(lower), str(stage), str(ID_BASE), program, *groups]
-            command = [*inside, str(compile_floor(name, scratch)), *first, *job]
-            floor = FloorProgram(f"floor_{name}", command)
-            stack.callback(floor.stop)
-            started.append(floor)
-        yield Floors(*started)
-
-
 def compile_floor(name: str, scratch: Path) -> Path:
-    output = scratch / f"floor_{name}"
+    """The program `name` of `floor/`, built once in a run."""
+    output = scratch / name
+    if output.exists():
+        return output
     command = [find_compiler(), *WARNINGS, "-O2", "-static", "-o", str(output)]
-    command += [str(SOURCES / "floor.c"), str(SOURCES / f"floor_{name}.c")]
+    command += [str(SOURCES / "floor.c"), str(SOURCES / f"{name}.c")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise FloorError(f"{' '.join(command)}\n{done.stderr}")
