@@ -33,7 +33,8 @@ MOST_GROWTH = {"rss_mb": 24.0}
 NOT_JUDGED = ("available_mb",)
 COUNTED = ("processes", "descriptors", "mounts", "cgroups", "sandboxes")
 REST_S = 60.0
-SETTINGS = {"slots_min": "8", "slots_max": "8"}
+SLOTS = 8
+SETTINGS = {"slots_min": str(SLOTS), "slots_max": str(SLOTS)}
 """A pool that neither grows nor shrinks: it would look like a leak."""
 
 
@@ -133,7 +134,9 @@ def rest(rig: Rig) -> Rest:
     while time.monotonic() < deadline:
         time.sleep(1.0)
         now = look(rig)
-        if all(getattr(now, name) == getattr(before, name) for name in COUNTED):
+        counts = rig.client.node().counts
+        full = int(counts["slots_ready"]) == SLOTS and int(counts["in_teardown"]) == 0
+        if full and all(getattr(now, name) == getattr(before, name) for name in COUNTED):
             return now
         before = now
     raise DaemonError(f"soak: the node does not come to rest: {before}")
