@@ -29,7 +29,6 @@ ROUTES = [
     ("GET", "/v1/node"),
     ("GET", "/openapi.json"),
     ("GET", "/metrics"),
-    ("POST", "/"),
     ("GET", "/docs"),
     ("OPTIONS", "/v1/sandboxes"),
     ("TRACE", "/v1/sandboxes"),
