@@ -282,6 +282,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._manager.stopping()
         self._runtime.processes.end_waits()
+        self._runtime.node_events.close()  # who follows for ever would be waited for
         # Sandboxes end with a node of our own. Beside a unit they stay, and what is under way in
         # them may end. Then whoever waits hears at once why there is no result; uvicorn would
         # wait for the end, and after timeout_graceful_shutdown cut it off without a word.

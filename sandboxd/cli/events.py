@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ from sandboxd.cli.completion import sandbox_ids
 from sandboxd.cli.output import print_json, print_table, reporting
 from sandboxd.client.eyes_calls import NodeEvent
 from sandboxd.client.sync import Client
+from sandboxd.errors import SandboxNotFound
 
 COLUMNS = ["SEQ", "AT", "KIND", "SANDBOX", "RUN", "WHAT"]
 
@@ -44,8 +46,9 @@ def events(
     kinds = kind or []
     with reporting(), options.daemon(url, token_file, config) as daemon:
         if sandbox is not None and not follow and not run:
-            _own(daemon, sandbox, after, kinds, as_json=as_json)
-            return
+            with contextlib.suppress(SandboxNotFound):  # then what the node remembers of it
+                _own(daemon, sandbox, after, kinds, as_json=as_json)
+                return
         found = daemon.events(after, follow=follow, run=run, sandbox=sandbox, kinds=kinds)
         if follow:
             _tell(found, as_json=as_json)

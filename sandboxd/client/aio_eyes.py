@@ -37,7 +37,8 @@ class AsyncNodeEyes(AsyncDriver):
             try:
                 async with self.stream(call) as pieces:
                     async for piece in pieces:
-                        resumes.progress(lines.seq)
+                        lines.pieces += 1  # a heartbeat too is a sign that it works
+                        resumes.progress(lines.pieces)
                         for event in lines.feed(piece):
                             yield event
             except ConnectionLost as error:

@@ -63,6 +63,7 @@ class EventLines:
     def __init__(self, after: int) -> None:
         self.seq = after
         self.ended = False
+        self.pieces = 0
         self._partial = b""
 
     def begin(self) -> None:

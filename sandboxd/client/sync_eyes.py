@@ -37,7 +37,8 @@ class NodeEyes(Driver):
             try:
                 with self.stream(call) as pieces:
                     for piece in pieces:
-                        resumes.progress(lines.seq)
+                        lines.pieces += 1  # a heartbeat too is a sign that it works
+                        resumes.progress(lines.pieces)
                         yield from lines.feed(piece)
             except ConnectionLost as error:
                 cut = error

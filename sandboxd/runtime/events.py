@@ -19,6 +19,8 @@ from typing import Any, Final
 from sandboxd.model import Event
 
 EVENTS_MAX: Final = 256
+MESSAGE_MAX: Final = 500
+"""Characters: an error quotes what it was asked for, and that may be a path of 4 KiB."""
 
 
 class EventLog:
@@ -33,7 +35,7 @@ class EventLog:
 
     def add(self, kind: str, message: str, **detail: Any) -> None:
         self._last_seq += 1
-        event = Event(self._last_seq, time.time(), kind, message, detail)
+        event = Event(self._last_seq, time.time(), kind, message[:MESSAGE_MAX], detail)
         self._events.append(event)
         self.told(event)
 

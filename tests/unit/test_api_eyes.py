@@ -161,6 +161,13 @@ class TestEvents:
         assert row["run"] == "r"
         assert row["detail"]["cause"] == "node"
 
+    def test_a_message_is_bounded_whatever_it_quotes(self, client):
+        box = create(client)
+        client.post(f"/v1/sandboxes/{box.id}/exec", json={"command": "true", "cwd": "/x" * 2000})
+        events = client.app.state.runtime.find(box.id).events
+        events.add("exec-failed", "y" * 5000)
+        assert max(len(row["message"]) for row in lines(client)[0]) == 500
+
     def test_a_drain_is_the_nodes_own(self, client):
         client.post("/v1/node/drain")
         client.post("/v1/node/undrain")
