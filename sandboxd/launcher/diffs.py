@@ -53,6 +53,18 @@ TAR_ENTRIES_MAX: Final = 200_000
 _LAYERS_MAX: Final = 56
 """Descriptors of one message, with the two roots and the pipe: ``protocol.FDS_MAX``."""
 
+_CHANGED: Final = {
+    errno.ESTALE,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EINVAL,
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.EXDEV,
+}
+"""What comes of names that became something else between two looks at them."""
+
 _TYPES: Final = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -226,7 +238,7 @@ class Diffs:
     def _failure(self, error: OSError) -> SandboxdError:
         if error.errno in SERVER_DIED:
             return ImageUnavailable("the image's server died")
-        if error.errno == errno.ESTALE:
+        if error.errno in _CHANGED:
             return FileChanged("a file changed while it was read")
         return NodeError(f"the roots could not be compared: {error}")
 

@@ -134,8 +134,10 @@ def _enter(level: _Level, name: bytes, path: bytes, *, both: bool) -> _Level | N
     try:
         return _open(level, name, path, both=both)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return None  # it is gone since, or something else
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
+            # Gone since, or something else; or /proc or its like, where an image had no place for
+            # it: what is mounted there is not of this root.
+            return None
         raise
 
 

@@ -119,7 +119,12 @@ def _write(
         now = os.fstat(fd)
         if not stat.S_ISREG(now.st_mode) or now.st_size < found.st_size:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "diff")
-        _add(tar, header, file)
+        try:
+            _add(tar, header, file)
+        except OSError as error:
+            if error.errno is None:  # tarfile's own: the file ended early
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "diff") from error
+            raise
 
 
 def _add(tar: tarfile.TarFile, header: tarfile.TarInfo, file: IO[bytes] | None = None) -> None:

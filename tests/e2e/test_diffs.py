@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.host_processes import new_marker, pids_with, wait_for_marker
@@ -260,3 +261,41 @@ def test_what_cannot_be_compared_is_named(daemon: Daemon, box: str):
     refusal(answer, 404, "snapshot-not-found", "request")
     answer = daemon.http.get(f"/v1/snapshots/{unknown}/diff")
     refusal(answer, 404, "snapshot-not-found", "request")
+
+
+def test_a_tree_that_changes_all_the_time_is_never_the_nodes_fault(daemon: Daemon, box: str):
+    marker = new_marker()
+    churn = (
+        "cd /tmp; while :; do mkdir -p a/b; echo x > a/b/f; rm -rf a; ln -s b a; rm a; echo > a;"
+        "head -c 100000 /bin/busybox > big; : > big; mkfifo p; rm p a; done"
+    )
+    sh(daemon, box, f"(sh -c '{churn}' {marker}) >/dev/null 2>&1 &")
+    wait_for_marker(marker)
+    for _ in range(15):
+        told = daemon.http.get(f"/v1/sandboxes/{box}/diff")
+        assert told.status_code == 200, told.text
+        try:
+            answer = daemon.http.get(f"/v1/sandboxes/{box}/diff", headers=TAR)
+        except httpx.RemoteProtocolError:
+            continue  # broken off, so that it cannot be taken for whole
+        if answer.status_code == 200:
+            with tarfile.open(fileobj=io.BytesIO(answer.content)) as tar:
+                assert "." in tar.getnames()
+        else:
+            refusal(answer, 409, "file-changed", "request")
+    assert pids_with(marker) != []
+
+
+def test_readers_that_go_away_hold_nobody_up(daemon: Daemon, box: str):
+    sh(daemon, box, "head -c 20000000 /dev/urandom > /big")
+    for _ in range(8):  # twice as many as are served at once
+        with daemon.http.stream("GET", f"/v1/sandboxes/{box}/diff", headers=TAR) as answer:
+            next(answer.iter_raw())
+    assert told(diff(daemon, f"sandboxes/{box}")) == {"/big": ("added",)}
+
+
+def test_a_sandbox_that_ran_out_of_memory_can_still_be_judged(daemon: Daemon, box: str):
+    sh(daemon, box, "echo > /made")
+    hog = "a=$(head -c 300000000 /dev/zero | tr '\\0' x); echo ${#a}"
+    daemon.http.post(f"/v1/sandboxes/{box}/exec", json={"command": hog})
+    assert "/made" in told(diff(daemon, f"sandboxes/{box}"))

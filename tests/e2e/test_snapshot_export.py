@@ -74,3 +74,36 @@ def test_what_cannot_be_exported_is_named(daemon: Daemon):
     refusal(answer, 422, "diff-unspeakable", "request")
     daemon.http.delete(f"/v1/snapshots/{snapshot}")
     daemon.delete(box)
+
+
+def test_user_attributes_are_compared_and_exported(
+    leak_check: LeakCheck, python_image: Path, tmp_path: Path
+):
+    set_one = "import os; os.setxattr('/etc/passwd', 'user.note', b'a\\xff=b')"
+    get_one = "import os; print(os.getxattr('/etc/passwd', 'user.note'))"
+    with running_daemon(leak_check, {"python": python_image}) as daemon:
+        daemon.warm_up("python")
+        box = daemon.create("python")
+        done = daemon.exec(box, ["python3", "-c", set_one], user="0")
+        assert done["exit_code"] == 0, done
+        snapshot = take(daemon, box)["id"]
+        changes = daemon.http.get(f"/v1/snapshots/{snapshot}/diff").json()["changes"]
+        # Python may have kept its bytecode, and all of it is new.
+        others = {one["change"] for one in changes if "__pycache__" in one["path"]}
+        assert others <= {"added"}
+        told = [one for one in changes if "__pycache__" not in one["path"]]
+        assert [(one["path"], one["what"]) for one in told] == [("/etc/passwd", ["xattrs"])]
+        answer = daemon.http.post(f"/v1/snapshots/{snapshot}/export", timeout=120)
+        assert answer.status_code == 200, answer.text
+        daemon.http.delete(f"/v1/snapshots/{snapshot}")
+        daemon.delete(box)
+    delta, whole = tmp_path / "delta.sif", tmp_path / "whole.sif"
+    delta.write_bytes(answer.content)
+    run = [sys.executable, "-m", "sif_tools", "flatten", str(python_image), str(delta)]
+    flat = subprocess.run([*run, "-o", str(whole)], capture_output=True, text=True, check=False)
+    assert flat.returncode == 0, flat.stdout + flat.stderr
+    with running_daemon(leak_check, {"whole": whole}) as daemon:
+        daemon.warm_up("whole")
+        with daemon.sandbox("whole") as box:
+            done = daemon.exec(box, ["python3", "-c", get_one], user="0")
+            assert done["stdout"] == "b'a\\xff=b'\n", done
