@@ -72,7 +72,9 @@ class Job:
 
 def submit(script: Path, options: Sequence[str], command: Sequence[str]) -> str:
     """Queue a job; its id. ``options`` are sbatch's."""
-    answer = _run(["sbatch", "--parsable", *options, str(script), *command])
+    # The job is to know nothing of one that this process may be in, such as when that ends.
+    env = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM")}
+    answer = _run(["sbatch", "--parsable", *options, str(script), *command], env)
     return answer.strip().partition(";")[0]
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from sandboxd.client.slurm import JOB, NODE, SlurmNode, file_name, job_directory
-from sandboxd.config import Config
+from sandboxd.config import Config, load_config
 from sandboxd.errors import ConfigError, FeatureMissing, NodeUnavailable
 from sandboxd.service_manager import LISTEN_FDS_START
 from sandboxd.slurm import instances, jobs
@@ -105,12 +105,13 @@ def run(here: Place, config: Config, config_file: Path | None, host: str | None)
         own = instances.claim(here.job, here.node, config.cgroup_root)
         stack.callback(_remove, own)
         listener = stack.enter_context(_listen(host or jobs.node_address(here.node), config))
-        daemon = _Daemon(_command(config, config_file, own), listener)
+        name = {"SANDBOXD_NODE_NAME": here.node} if config.node_name == socket.gethostname() else {}
+        daemon = _Daemon(_command(config, config_file, own), listener, name)
         stack.callback(daemon.stop)
         daemon.start()
         if not daemon.wait_ready(wake):
             return 0
-        published = _publish(here, own, config, listener)
+        published = _publish(here, own, config_file, listener)
         stack.callback(published.remove)
         return _watch(daemon, published, wake)
 
@@ -155,9 +156,11 @@ def _signals() -> Iterator[socket.socket]:
 
 def _listen(host: str, config: Config) -> socket.socket:
     """With the port that was configured, where one was; else with any."""
-    port = config.address[1] if "listen" in config.origins else 0
-    if "listen" in config.origins and config.address[0] not in ("0.0.0.0", "::"):
-        host = config.address[0]
+    port = 0
+    if config.listen != Config().listen:  # a file may hold every default
+        port = config.address[1]
+        if config.address[0] not in ("0.0.0.0", "::"):
+            host = config.address[0]
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -188,16 +191,18 @@ def _command(
     command += ["--runtime-dir", str(own.runtime_dir), "--state-dir", str(own.state_dir)]
     if config_file is not None:
         command += ["--config", str(config_file)]
-    # By default images lie in state_dir, which ends with the job.
-    images = config.images_dir if "images_dir" in config.origins else f"{config.state_dir}/images"
-    return [*command, "--images-dir", images, "--node", "own"]
+    # By default images lie in state_dir, and the daemon's ends with the job.
+    return [*command, "--images-dir", config.images_dir, "--node", "own"]
 
 
 class _Daemon:
     """`sandboxd serve` as our child, with the listening socket as its fd 3."""
 
-    def __init__(self, command: Sequence[str], listener: socket.socket) -> None:
+    def __init__(
+        self, command: Sequence[str], listener: socket.socket, settings: Mapping[str, str]
+    ) -> None:
         self._command = command
+        self._settings = settings
         self._listener = listener
         self._process: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
@@ -205,7 +210,7 @@ class _Daemon:
     def start(self) -> None:
         # sd_listen_fds(3): the number must be 3, and the pid that of the daemon itself, which
         # nobody knows before the fork: so a line of Python that becomes the daemon.
-        env = os.environ | {"LISTEN_FDS": "1"}
+        env = {**os.environ, **self._settings, "LISTEN_FDS": "1"}
         fd = self._listener.fileno()
         shim = [sys.executable, "-c", _PASS_FD.format(fd=fd), *self._command]
         self._process = subprocess.Popen(shim, stdin=subprocess.DEVNULL, env=env, pass_fds=(fd,))
@@ -258,10 +263,13 @@ class _Daemon:
 
 
 def _publish(
-    here: Place, own: instances.InstanceDirectory, config: Config, listener: socket.socket
+    here: Place,
+    own: instances.InstanceDirectory,
+    config_file: Path | None,
+    listener: socket.socket,
 ) -> Publication:
-    token_file = Path(config.token_file) if "token_file" in config.origins else None
-    token = (token_file or own.state_dir / "token").read_text(encoding="ascii").strip()
+    as_the_daemon = load_config(config_file, overrides={"state_dir": str(own.state_dir)})
+    token = Path(as_the_daemon.token_file).read_text(encoding="ascii").strip()
     node = SlurmNode(
         here.job, here.node, _url(listener), token, here.restart, here.job_end, time.time()
     )

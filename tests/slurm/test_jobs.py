@@ -34,6 +34,7 @@ def test_launch_status_exec_stop(jobs: Jobs):
     for one in found:
         assert json.loads((where / f"{one.node}.json").read_text())["token"] == one.token
         with jobs.client(job, one.node) as client, client.create("busybox") as box:
+            assert client.node().name == one.node
             assert box.exec(["id", "-u"]).stdout == "0\n"
     # Another node's token opens nothing.
     one, other = found[:2]

@@ -238,3 +238,52 @@ def test_the_batch_script_takes_no_directory_of_another_s(found: str, tmp_path: 
     assert done.returncode == 1
     assert "is not ours" in done.stderr
     assert (elsewhere / "kept.json").exists()
+
+
+def programs(directory: Path, **scripts: str) -> str:
+    """A PATH on which these come first."""
+    directory.mkdir()
+    for name, script in scripts.items():
+        (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+        (directory / name).chmod(0o755)
+    return f"{directory}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [("2026-01-01T01:00:00", "1767229200"), ("N/A", "none"), ("", "none"), ("Unknown", "none")],
+)
+def test_the_daemons_are_told_when_this_job_ends(said: str, told: str, tmp_path: Path):
+    """And not when the one ends that it was submitted from."""
+    path = programs(
+        tmp_path / "bin", squeue=f"echo {said}", srun='echo "${SLURM_JOB_END_TIME-none}"'
+    )
+    done = subprocess.run(
+        ["/bin/bash", REPOSITORY / "deploy/slurm/sandboxd.sbatch"],
+        env={
+            "PATH": path,
+            "TZ": "UTC",
+            "HOME": str(tmp_path),
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_END_TIME": "1",
+            "SANDBOXD_SLURM_PROGRAM": "/bin/true",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, told)
+    assert list((tmp_path / ".sandboxd/slurm").iterdir()) == []
+
+
+def test_a_job_knows_nothing_of_the_one_it_is_submitted_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch=f"env >{seen}; echo '12;cluster'"))
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    assert jobs.submit(Path("/script"), ["--nodes=1"], []) == "12"
+    names = [line.partition("=")[0] for line in seen.read_text().splitlines()]
+    assert [name for name in names if name.startswith("SLURM")] == ["SLURM_CONF"]
