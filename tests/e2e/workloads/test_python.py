@@ -33,8 +33,8 @@ def make_wheels(box: Machine) -> None:
     make_wheel(box, "upper", "3.4", upper, ["lower>=1"])
 
 
-def test_pip_installs_into_a_virtual_environment(tools: MakeMachine, user: str) -> None:
-    with tools(user) as box:
+def test_pip_installs_into_a_virtual_environment(tools: MakeMachine) -> None:
+    with tools("agent") as box:
         make_wheels(box)
         box.run("python3 -m venv env; env/bin/pip install --no-index --find-links wheels upper")
         assert box.run(["env/bin/say-upper"]) == "42\n"
