@@ -30,61 +30,57 @@ def rival(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def arena(daemon: Daemon, rival: Path) -> Iterator[str]:
-    """A sandbox in which the policy (`agent`) has all its rivals at work."""
-    with daemon.sandbox("busybox", limits={"pids": 32, "cpus": 1}) as sandbox:
+    """A sandbox in which the policy (`agent`) has all its rivals at work: some 35 processes."""
+    with daemon.sandbox("busybox", limits={"pids": 96, "cpus": 1}) as sandbox:
         put(daemon, sandbox, "/bin/rival", rival.read_bytes(), mode="0755")
         daemon.exec(sandbox, "mkdir -m 777 /judge; touch /judge/secret")
         for name in RIVALS:
             daemon.exec(sandbox, ["/bin/rival", name], user="agent")
-        deadline = time.monotonic() + 60
-        while judged(daemon, sandbox, "root")[1] < 5:  # the watcher is silent, others may be slow
-            assert time.monotonic() < deadline
+        all_move(daemon, sandbox)
         yield sandbox
+
+
+def all_move(daemon: Daemon, sandbox: str) -> None:
+    """Returns once each rival has been seen to move, but for the watcher, which counts others."""
+    moving = daemon.exec(sandbox, ["/bin/rival", "moving"], timeout_s=100)
+    assert moving["exit_code"] == 0, moving
 
 
 def judged(daemon: Daemon, sandbox: str, user: str, **options: Any) -> tuple[int, int, int]:
     """How many other processes the judge saw, how many rivals moved meanwhile, who traced it."""
-    deadline = time.monotonic() + 60
-    while True:
-        body = {"command": ["/bin/rival", "judge"], "user": user, "timeout_s": 60, **options}
-        answer = daemon.http.post(f"/v1/sandboxes/{sandbox}/exec", json=body)
-        # Where the storm runs there may be no process to be had, and that is told as its doing.
-        if answer.is_success and answer.json()["stdout"]:
-            others, moved, tracer = map(int, answer.json()["stdout"].split())
-            return others, moved, tracer
-        assert "exclusive" not in options, answer.text
-        assert time.monotonic() < deadline, answer.text
+    answer = daemon.exec(sandbox, ["/bin/rival", "judge"], user=user, timeout_s=60, **options)
+    others, moved, tracer = map(int, answer["stdout"].split())
+    return others, moved, tracer
 
 
 @pytest.mark.parametrize("user", ["root", "agent"])
 def test_killed_rivals_are_gone(daemon: Daemon, arena: str, user: str) -> None:
-    others, moved, tracer = judged(daemon, arena, user, exclusive=True)
-    assert (others, moved, tracer) == (0, 0, 0)
+    assert judged(daemon, arena, user, exclusive=True) == (0, 0, 0)
     assert judged(daemon, arena, user)[:2] == (0, 0)
 
 
 @pytest.mark.parametrize("user", ["root", "agent"])
 def test_frozen_rivals_stand_still_and_go_on(daemon: Daemon, arena: str, user: str) -> None:
-    answer = freeze(daemon, arena, user)
-    others, moved, tracer = map(int, answer["stdout"].split())
+    others, moved, tracer = judged(daemon, arena, user, exclusive="freeze")
     assert others >= len(RIVALS)
     assert (moved, tracer) == (0, 0)
-    deadline = time.monotonic() + 60
-    while judged(daemon, arena, "root")[1] < 5:
-        assert time.monotonic() < deadline
+    all_move(daemon, arena)
 
 
-def freeze(daemon: Daemon, sandbox: str, user: str) -> dict[str, Any]:
-    """The judge with the rivals frozen. They keep their places in the process limit, and where the
-    storm has all of them there is none for the judge: told as the workload's, and tried again."""
-    deadline = time.monotonic() + 30
-    while True:
-        body = {"command": ["/bin/rival", "judge"], "user": user, "exclusive": "freeze"}
-        answer = daemon.http.post(f"/v1/sandboxes/{sandbox}/exec", json=body)
-        if answer.is_success:
-            return dict(answer.json())
-        assert answer.json()["error"]["code"] == "pids-exhausted"
-        assert time.monotonic() < deadline
+def test_a_flood_that_holds_every_process_there_is(daemon: Daemon, rival: Path) -> None:
+    with daemon.sandbox("busybox", limits={"pids": 32}) as sandbox:
+        url = f"/v1/sandboxes/{sandbox}"
+        put(daemon, sandbox, "/bin/rival", rival.read_bytes(), mode="0755")
+        flood = {"command": ["/bin/rival", "flood"], "user": "agent"}
+        assert daemon.http.post(f"{url}/processes", json=flood).is_success
+        deadline = time.monotonic() + 60
+        while not daemon.http.get(f"{url}/stats").json()["pids"]["refused"]:
+            assert time.monotonic() < deadline
+        # Frozen it keeps its places: told as its doing. Killed it has none.
+        body = {"command": ["/bin/rival", "judge"], "exclusive": "freeze"}
+        refused = daemon.http.post(f"{url}/exec", json=body).json()["error"]
+        assert (refused["code"], refused["cause"]) == ("pids-exhausted", "workload")
+        assert judged(daemon, sandbox, "root", exclusive="kill") == (0, 0, 0)
 
 
 def test_control_the_tracer_traces_its_own_user(daemon: Daemon, rival: Path) -> None:

@@ -3,13 +3,15 @@
  *
  *   rival respawn   a process that is never the same: it forks and its parent ends
  *   rival daemon    forked twice, in a session of its own
- *   rival storm     forks until it is refused, and so do all its children
+ *   rival storm     forks and ends without pause, up to STORM_MAX at once
+ *   rival flood     forks until it is refused, and all of them stay
  *   rival tracer    tries to trace every process there is
  *   rival watcher   counts what happens in /judge, by inotify
  *   rival stopped   stops itself, with a child that goes on
  *   rival waiting   a parent that the kernel keeps in vfork(2), uninterruptible
  *   rival judge     prints how many other processes there are, how many of the rivals counted on
  *                   while it looked, and who traces it
+ *   rival moving    waits until all that count of themselves have, from now on
  *
  * Each counts in a page of /tmp/beats that all share: that is how one sees from outside that it runs.
  */
@@ -30,8 +32,11 @@
 
 static const char *const NAMES[] = {"respawn", "daemon",  "storm",  "tracer",
                                     "watcher", "stopped", "waiting"};
-#define COUNT (sizeof NAMES / sizeof *NAMES)
-static volatile unsigned long *beats;
+#define COUNT     (sizeof NAMES / sizeof *NAMES)
+#define STORM     2
+#define WATCHER   4 /* the one that counts what others do */
+#define STORM_MAX 24
+static volatile unsigned long *beats; /* and at COUNT how many the storm is */
 
 static void nap(void) {
     usleep(1000);
@@ -83,15 +88,56 @@ static int judge(void) {
     return 0;
 }
 
+static int moving(void) {
+    unsigned long before[COUNT];
+    for (size_t i = 0; i < COUNT; i++)
+        before[i] = beats[i];
+    for (size_t i = 0; i < COUNT; i++)
+        while (i != WATCHER && beats[i] == before[i])
+            nap();
+    return 0;
+}
+
+/* Never the same processes, and never more than the test's limit has room for beside the others. */
+static void storm(void) {
+    if (__atomic_add_fetch(&beats[COUNT], 1, __ATOMIC_SEQ_CST) < STORM_MAX) {
+        if (fork() >= 0)
+            return;
+    }
+    __atomic_sub_fetch(&beats[COUNT], 1, __ATOMIC_SEQ_CST);
+    if (beats[STORM] % 2) { /* now and then one ends, but never the last */
+        if (__atomic_fetch_sub(&beats[COUNT], 1, __ATOMIC_SEQ_CST) > 1)
+            _exit(0);
+        __atomic_add_fetch(&beats[COUNT], 1, __ATOMIC_SEQ_CST);
+    }
+}
+
+static int flood(void) {
+    for (int i = 0; i < 3; i++)
+        close(i);
+    while (fork() >= 0)
+        ;
+    for (;;)
+        pause();
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
-    int fd = open("/tmp/beats", O_RDWR | O_CREAT, 0666);
+    /* Not with O_CREAT at once: in /tmp that is refused to root where another has made it
+     * (fs.protected_regular, proc_sys_fs(5)). */
+    int fd = open("/tmp/beats", O_RDWR);
+    if (fd < 0)
+        fd = open("/tmp/beats", O_RDWR | O_CREAT, 0666);
     fchmod(fd, 0666);
     if (fd < 0 || ftruncate(fd, 4096))
         return 1;
     beats = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (!strcmp(mode, "judge"))
         return judge();
+    if (!strcmp(mode, "moving"))
+        return moving();
+    if (!strcmp(mode, "flood"))
+        return flood();
     size_t which = 0;
     while (which < COUNT && strcmp(NAMES[which], mode))
         which++;
@@ -132,8 +178,8 @@ int main(int argc, char **argv) {
         ++*beat;
         if (!strcmp(mode, "respawn") && fork() > 0)
             _exit(0);
-        if (!strcmp(mode, "storm") && fork() < 0 && getpid() % 4 == 0)
-            _exit(0); /* some make room, so that others can be started beside it */
+        if (!strcmp(mode, "storm"))
+            storm();
         if (!strcmp(mode, "tracer") && fork() == 0) {
             each_process(seize);
             usleep(4000);
