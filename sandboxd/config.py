@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from sandboxd.config_lines import key_lines
 from sandboxd.errors import ConfigError
-from sandboxd.model import Limits
+from sandboxd.model import Limits, parse_mount_roots
 from sandboxd.network.policy import parse_pool, parse_upstreams
 
 ENV_PREFIX: Final = "SANDBOXD_"
@@ -66,6 +66,11 @@ class Config:
     seccomp_profiles_dir: str = ""
     """Where ``NAME.json`` lie, OCI seccomp profiles that a sandbox may ask for by name; none if
     empty."""
+    mount_roots: str = ""
+    """Directories of the host below which a sandbox may have ``mounts``, comma-separated; none if
+    empty. ``PATH:rw`` also for writing. A sandbox's root may read all that is mounted into it,
+    whatever the modes, where the file system takes idmapped mounts; with ``PATH:unmapped`` only
+    what others may read. Nothing there is to be a secret, nor a socket or fifo of the host."""
     squashfuse: str = ""
     """Path of ``squashfuse_ll``; looked for if empty."""
     writable_layer: str = "auto"
@@ -375,6 +380,10 @@ def _check(config: Config) -> None:
             parse_pool(config.network_pool)
     except ValueError as error:
         raise refuse("network_pool", str(error)) from None
+    try:
+        parse_mount_roots(config.mount_roots)
+    except ValueError as error:
+        raise refuse("mount_roots", str(error)) from None
     try:
         parse_upstreams(config.dns_upstreams)
     except ValueError as error:

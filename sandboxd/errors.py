@@ -160,6 +160,30 @@ class SeccompNotFound(RequestError):
     code = "seccomp-not-found"
 
 
+class MountNotAllowed(RequestError):
+    """The source lies below none of the node's ``mount_roots``, or may only be read there."""
+
+    code = "mount-not-allowed"
+
+
+class MountSourceNotFound(RequestError):
+    """There is nothing on the node at the source of a mount."""
+
+    code = "mount-source-not-found"
+
+
+class MountSourceInvalid(RequestError):
+    """The source of a mount is a symlink, leads over one, or is no directory or regular file."""
+
+    code = "mount-source-invalid"
+
+
+class MountTargetInvalid(RequestError):
+    """The target of a mount is in the sandbox a symlink, leads over one, or is of another kind."""
+
+    code = "mount-target-invalid"
+
+
 class NetworkNotAllowed(RequestError):
     """This node's configuration does not allow the network that was asked for."""
 

@@ -105,6 +105,48 @@ class SeccompChoice:
     digest: str
 
 
+MOUNTS_MAX = 8
+"""HOST_MOUNTS_MAX of ``init/protocol.h``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountSpec:
+    """Files of the host in a sandbox. Both paths are absolute and normal."""
+
+    source: str
+    target: str
+    read_only: bool = True
+    ids: str = ""
+    """``mapped`` where the sandbox sees the host's ids 0 to 65535 as they are, ``unmapped`` where
+    all but those of its own range show as ``nobody``; "" until it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountRoot:
+    """A directory of the host below which mounts may be asked for."""
+
+    path: str
+    writable: bool = False
+    mapped: bool = True
+    """Whether read-only mounts show the host's ids, where the file system can."""
+
+
+def parse_mount_roots(text: str) -> tuple[MountRoot, ...]:
+    """``PATH[:rw][:unmapped]``, comma-separated. Raises ValueError that says what is wrong."""
+    roots: list[MountRoot] = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        path, *options = entry.split(":")
+        if unknown := set(options) - {"rw", "unmapped"}:
+            raise ValueError(f"has an unknown option {sorted(unknown)[0]!r} in {entry!r}")
+        parts = path.split("/")[1:]
+        if not path.startswith("/") or {".", "..", ""} & set(parts):
+            raise ValueError(f"must hold absolute, normal paths other than /, not {path!r}")
+        if path in {root.path for root in roots}:
+            raise ValueError(f"has {path!r} twice")
+        roots.append(MountRoot(path, "rw" in options, "unmapped" not in options))
+    return tuple(roots)
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What the caller asked for, defaults filled in.
@@ -129,6 +171,8 @@ class SandboxSpec:
     copy_from: CopyFrom | None = None
     seccomp: SeccompChoice | None = None
     network: NetworkSpec = NetworkSpec()
+    mounts: tuple[MountSpec, ...] | None = None
+    """None: those that the sandbox of ``snapshot`` had, if any."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -142,7 +186,9 @@ class SandboxSpec:
         limits = Limits(**data["limits"])
         network = NetworkSpec.from_json(data["network"])
         own = {"limits": limits, "copy_from": copy_from, "seccomp": seccomp, "network": network}
-        return cls(**{**data, **own})
+        found = data.get("mounts")
+        mounts = None if found is None else tuple(MountSpec(**one) for one in found)
+        return cls(**{**data, **own, "mounts": mounts})
 
 
 @dataclass(frozen=True, slots=True)

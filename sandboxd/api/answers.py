@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from sandboxd.api.schemas_mounts import mount_answers
 from sandboxd.api.schemas_network import network_answer
 from sandboxd.errors import SandboxdError
 from sandboxd.model import ExecResult, FileInfo
@@ -55,6 +56,7 @@ def sandbox_answer(view: SandboxView, *, node: str, enforcement: dict[str, Any])
         "workdir": view.workdir,
         "hostname": view.spec.hostname,
         "network": network_answer(view.spec.network),
+        "mounts": mount_answers(view.spec.mounts),
         "ttl_s": view.spec.ttl_s,
         "idle_timeout_s": view.spec.idle_timeout_s,
         "created_at": timestamp(view.created_at),

@@ -69,6 +69,8 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.SandboxBusy: 409,
     errors.SandboxExclusive: 409,
     errors.NetworkNotAllowed: 403,
+    errors.MountNotAllowed: 403,
+    errors.MountSourceNotFound: 404,
     errors.SandboxReset: 409,
     errors.SandboxRunning: 409,
     errors.SnapshotNotFound: 404,

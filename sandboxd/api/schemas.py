@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from sandboxd.api import schemas_base
+from sandboxd.api.schemas_mounts import MountAnswer, Mounts, mount_specs
 from sandboxd.api.schemas_network import NetworkAnswer, NetworkChoice, network_spec
 from sandboxd.config import Config
 from sandboxd.images.store import NAME_MAX, NAME_PATTERN
@@ -234,6 +235,8 @@ class CreateBody(Body):
     hostname: Hostname = "sandbox"
     network: NetworkChoice = "none"
     """``none`` is a loopback; ``full`` only where the node's configuration has it."""
+    mounts: Mounts | None = None
+    """Files of the node; if left out those of the ``snapshot``'s sandbox, or none."""
     files: Annotated[list[InlineFileBody], Field(max_length=FILES_MAX)] = Field(
         default_factory=list
     )
@@ -250,6 +253,7 @@ class CreateBody(Body):
         elif (self.image is None) == (self.snapshot is None):
             raise ValueError("give either image or snapshot")
         network_spec(self.network, self.run)
+        mount_specs(self.mounts)
         return self
 
     def to_spec(self, config: Config) -> SandboxSpec:
@@ -268,6 +272,7 @@ class CreateBody(Body):
             ttl_s=config.default_ttl_s if self.ttl_s is None else self.ttl_s,
             idle_timeout_s=self.idle_timeout_s,
             network=network_spec(self.network, self.run),
+            mounts=mount_specs(self.mounts),
         )
 
 
@@ -323,6 +328,7 @@ class SandboxAnswer(Answer):
     workdir: str
     hostname: str
     network: Literal["none", "full"] | NetworkAnswer
+    mounts: list[MountAnswer]
     ttl_s: float
     idle_timeout_s: float | None
     created_at: str = Field(examples=["2025-11-29T15:43:07.125Z"])

@@ -40,6 +40,13 @@ def run(
             help="With this file or directory of another sandbox; may be repeated.",
         ),
     ] = None,
+    mount: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SRC:DST[:rw]",
+            help="With this file or directory of the node, below its mount_roots; may be repeated.",
+        ),
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Do not delete the sandbox; its ID is told on stderr.")
     ] = False,
@@ -61,6 +68,8 @@ def run(
     like: CreateOptions = {"limits": limits} if limits else {}
     if copy_from:
         like["copy_from"] = _copy_from(copy_from)
+    if mount:
+        like["mounts"] = [_mount(one) for one in mount]
     end: ExecExit
     with (
         reporting(EXIT_NOT_RUN),
@@ -90,6 +99,14 @@ def _copy_from(given: list[str]) -> dict[str, Any]:
     if len(sandboxes) != 1 or not all(path for _, _, path in pairs):
         raise typer.BadParameter("it takes ID:PATH, of one sandbox", param_hint="--copy-from")
     return {"sandbox": sandboxes.pop(), "paths": [path for _, _, path in pairs]}
+
+
+def _mount(given: str) -> dict[str, Any]:
+    source, _, rest = given.partition(":")
+    target, _, how = rest.partition(":")
+    if not source or not target or how not in ("", "ro", "rw"):
+        raise typer.BadParameter(f"{given!r} is not SRC:DST[:rw]", param_hint="--mount")
+    return {"source": source, "target": target, "read_only": how != "rw"}
 
 
 def _end(daemon: Client, created: Sandbox, keep: bool) -> bool:

@@ -135,6 +135,8 @@ class CreateOptions(TypedDict, total=False):
     """A profile of its own, by name or as OCI's ``linux.seccomp``: it can only take away."""
     copy_from: Mapping[str, Any]
     """``sandbox`` and ``paths``: these files of another one, which must have the same image."""
+    mounts: Sequence[Mapping[str, Any]]
+    """Files of the node: ``source``, ``target`` and, to write to them, ``read_only: False``."""
     wait_s: float
     """How long the node may keep the request waiting for room."""
     idempotency_key: str

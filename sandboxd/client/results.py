@@ -48,6 +48,8 @@ class SandboxInfo:
     hostname: str
     network: str | dict[str, Any]
     """``none``, ``full``, or what is allowed."""
+    mounts: list[dict[str, Any]]
+    """Of the node's files: ``source``, ``target``, ``read_only`` and ``ids``."""
     ttl_s: float
     idle_timeout_s: float | None
     created_at: datetime

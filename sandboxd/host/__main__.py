@@ -23,6 +23,7 @@ from sandboxd.host.network import NetworkSettings, refusal
 from sandboxd.linux.features import Features, Probe, Status, probe
 from sandboxd.linux.process import lower_oom_score
 from sandboxd.log_lines import VARIABLE, common_fields, fold_stderr
+from sandboxd.model import parse_mount_roots
 
 
 def main() -> int:
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--oom-score-adjust", type=int, default=0, help="of the node's own parts")
     parser.add_argument("--writable-layer", default="auto", choices=("auto", "tmpfs", "ext4"))
     parser.add_argument("--layers-dir", required=True, help="for writable layers on disk")
+    parser.add_argument("--mount-roots", default="", help="PATH[:rw][:unmapped],... to mount from")
     parser.add_argument("--network-pool", default="", help="addresses of sandboxes; none if empty")
     parser.add_argument("--dns-upstreams", default="", help="the host's own if empty")
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
@@ -86,6 +88,7 @@ def main() -> int:
             layers_dir=args.layers_dir,
             describe=_describe(features, args.max_sandboxes, refusal(network)),
             network=network,
+            mount_roots=parse_mount_roots(args.mount_roots),
         )
         run(settings, args.lifeline_fd, args.ready_fd)
     except (SandboxdError, OSError) as error:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import socket
+from typing import Any
 
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.loop import Loop, Promise, Task
 
 ANSWER_TIMEOUT_S = 10.0
+
+
+Answer = tuple[dict[str, Any], list[int]]
 
 
 class HostClient:
@@ -19,7 +23,7 @@ class HostClient:
         self._loop = loop
         self._sock = sock
         self._ids = itertools.count(1)
-        self._pending: dict[int, Promise[list[int]]] = {}
+        self._pending: dict[int, Promise[Answer]] = {}
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
 
@@ -28,24 +32,24 @@ class HostClient:
 
     def fuse_fd(self) -> Task[int]:
         """``/dev/fuse``, opened inside the node's user namespace; the caller's to close."""
-        (fd,) = yield from self._ask("fuse-fd", 1)
+        _, (fd,) = yield from self._ask("fuse-fd", 1)
         return fd
 
     def layer(self, size_bytes: int, inodes: int) -> Task[int]:
         """A writable layer that only the host can make, as ``host.layers`` has it; the caller's to
         close."""
-        (fd,) = yield from self._ask("layer", 1, size_bytes=size_bytes, inodes=inodes)
+        _, (fd,) = yield from self._ask("layer", 1, size_bytes=size_bytes, inodes=inodes)
         return fd
 
     def view_server(self, directory: str) -> Task[tuple[int, int]]:
         """A new view server for the mount point ``directory``: its socket and its pidfd, the
         caller's to close. The one before is ended."""
-        sock, pidfd = yield from self._ask("view-server", 2, directory=directory)
+        _, (sock, pidfd) = yield from self._ask("view-server", 2, directory=directory)
         return sock, pidfd
 
     def netns_fd(self, pid: int, pidfd: int) -> Task[int]:
         """The network namespace of a PID 1; the caller's to close."""
-        (fd,) = yield from self._ask("netns", 1, (pidfd,), pid=pid)
+        _, (fd,) = yield from self._ask("netns", 1, (pidfd,), pid=pid)
         return fd
 
     def network(self) -> Task[list[int]]:
@@ -53,19 +57,26 @@ class HostClient:
 
         Raises OSError, EOPNOTSUPP with the reason where this node gives no network.
         """
-        return (yield from self._ask("network", 2))
+        _, fds = yield from self._ask("network", 2)
+        return fds
+
+    def mount(self, source: str, *, writable: bool) -> Task[tuple[int, dict[str, Any]]]:
+        """A mount of the host's files, as ``host.mounts`` has it, the caller's to close; and its
+        ``directory`` and ``mapped``."""
+        told, (fd,) = yield from self._ask("mount", 1, source=source, writable=writable)
+        return fd, told
 
     def _ask(
         self, verb: str, count: int, fds: tuple[int, ...] = (), **fields: object
-    ) -> Task[list[int]]:
+    ) -> Task[Answer]:
         number = next(self._ids)
-        promise: Promise[list[int]] = Promise(close_fds)
+        promise: Promise[Answer] = Promise(lambda answer: close_fds(answer[1]))
         self._pending[number] = promise
         protocol.send(self._sock, {"id": number, "verb": verb, **fields}, fds)
-        answer: list[int] = yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd")
-        if len(answer) != count:
-            close_fds(answer)
-            raise OSError(71, f"{len(answer)} descriptors for {verb}", "hostd")
+        answer: Answer = yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd")
+        if len(answer[1]) != count:
+            close_fds(answer[1])
+            raise OSError(71, f"{len(answer[1])} descriptors for {verb}", "hostd")
         return answer
 
     def _readable(self) -> None:
@@ -86,4 +97,4 @@ class HostClient:
             what = str(message.get("what") or "opening /dev/fuse")
             promise.reject(OSError(message["errno"], what, "hostd"))
         else:
-            promise.resolve(fds)
+            promise.resolve((message, fds))

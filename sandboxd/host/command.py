@@ -36,5 +36,6 @@ def hostd_command(config: Config) -> list[str]:
         *("--log-format", config.log_format, "--node-name", config.node_name),
         *("--sweep-s", str(config.sweep_s)),
         *("--oom-score-adjust", str(config.oom_score_adjust)),
+        *("--mount-roots", config.mount_roots),
         *("--network-pool", config.network_pool, "--dns-upstreams", config.dns_upstreams),
     ]

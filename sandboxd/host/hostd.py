@@ -34,12 +34,14 @@ from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
 from sandboxd.host.layers import LoopLayers
 from sandboxd.host.network import RESOLVER, ROUTER, HostNetwork, NetworkSettings
+from sandboxd.host.openers import Openers
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.linux import cgroup, namespaces
 from sandboxd.linux.process import raise_limit
 from sandboxd.log_lines import VARIABLE
+from sandboxd.model import MountRoot
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -74,6 +76,7 @@ class NodeSettings:
     describe: Mapping[str, Any]
     """What the launcher's ``node`` verb answers, for the daemon."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    mount_roots: tuple[MountRoot, ...] = ()
 
 
 class Node:
@@ -90,6 +93,7 @@ class Node:
         self._launcher_pid = 0
         self._view_server: tuple[int, int] | None = None
         """Its pid and pidfd. The launcher watches it: without it the node still serves."""
+        self._openers = Openers(settings.mount_roots)
         self._network = HostNetwork(settings.network, settings.ids, settings.cgroup_name)
 
     def start(self) -> None:
@@ -222,10 +226,13 @@ class Node:
         return frozenset() if groups is None else frozenset((groups.v2, *groups.v1.values()))
 
     def watched(self) -> list[int]:
-        return [self.sock.fileno(), *self._pidfds]
+        return [self.sock.fileno(), *self._pidfds, *self._openers.pidfds]
 
     def serve(self, fd: int) -> bool:
         """Handle what ``fd`` has; False when the node has failed."""
+        if fd in self._openers.pidfds:
+            self._openers.ended(fd)
+            return True
         if fd in self._pidfds:
             print(f"hostd: the {self._pidfds[fd][0]} died", file=sys.stderr)
             return False
@@ -245,6 +252,8 @@ class Node:
             self._send_layer(message)
         elif message.get("verb") == "view-server":
             self._start_view_server(message["id"], message["directory"])
+        elif message.get("verb") == "mount":
+            self._openers.open(self.sock, message, self._launcher_pid)
         elif message.get("verb") == "network":
             self._send(message["id"], self._start_network)
         elif message.get("verb") == "netns":
@@ -337,6 +346,7 @@ class Node:
         self._network.stop()
         self._end({name for name, _ in self._pidfds.values()}, STOP_TIMEOUT_S)
         self._end_view_server()
+        self._openers.stop()
         if self._cgroups is not None:
             try:
                 remove_node_cgroups(self._cgroups)
@@ -480,10 +490,10 @@ def _run_once(
         tell("READY=1\nSTATUS=launcher and zygote run")
         swept_at = time.monotonic()
         orders = [fd for fd in (stop_read, lifeline) if fd is not None]
-        poller = select.poll()
-        for fd in (*orders, *node.watched()):
-            poller.register(fd, select.POLLIN)
         while True:
+            poller = select.poll()
+            for fd in (*orders, *node.watched()):
+                poller.register(fd, select.POLLIN)
             left_s = swept_at + settings.sweep_s - time.monotonic()
             for fd, _ in poller.poll(max(0.0, left_s) * 1000):
                 if fd in orders:

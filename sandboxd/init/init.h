@@ -103,6 +103,7 @@ int sys_umount_detach(const char *path);
 int sys_sethostname(const char *name);
 int sys_mount_readonly(int mount_fd);
 int sys_openat_root(int root_fd, const char *path, int flags, mode_t mode);
+int sys_open_beneath(int dir_fd, const char *path, int flags);
 int sys_close_from(int first);
 int sys_capset(uint64_t effective, uint64_t permitted);
 int sys_drop_bounding(uint64_t keep);
@@ -138,7 +139,17 @@ struct kernel_mounts {
     int fd[3]; /* O_PATH: /proc, /sys, /dev, wherever they are attached now */
 };
 int setup_open_mounts(struct kernel_mounts *mounts, struct failure *fail);
-int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct failure *fail);
+struct host_mounts {
+    int count;
+    int fd[HOST_MOUNTS_MAX]; /* O_PATH, like those of kernel_mounts */
+    const char *target[HOST_MOUNTS_MAX];
+    char targets[HOST_TARGETS_MAX];
+};
+/* Take over the mounts of an M_ROOT; `cursor` is behind its host name. */
+int setup_keep_mounts(struct inbox *in, const uint8_t *cursor, struct host_mounts *out,
+                      struct failure *fail);
+int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts,
+                    const struct host_mounts *host, struct failure *fail);
 int setup_views(const struct inbox *in, const struct kernel_mounts *mounts, struct failure *fail);
 /* command.c */
 int command_parse(const struct inbox *in, struct command *out);

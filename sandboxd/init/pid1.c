@@ -43,6 +43,7 @@ static struct client clients[CLIENTS_MAX];
 static struct record *records;
 static int epoll_fd, signal_fd, root_fd = -1;
 static struct kernel_mounts mounts;
+static struct host_mounts host_mounts;
 static bool is_set_up, has_root, retry, more_to_reap;
 static uint8_t *own_filter; /* of the commands of this sandbox alone, not of PID 1 */
 static uint32_t own_filter_len;
@@ -239,9 +240,11 @@ static int set_up(struct inbox *in, struct failure *fail) {
 static int take_root(struct inbox *in, struct failure *fail) {
     errno = EBADMSG;
     const uint8_t *cursor = in->payload;
-    const char *hostname = in->head.len ? wire_string(&cursor, cursor + in->head.len) : NULL;
-    if (!is_set_up || in->fd_count != 1 || (in->head.len && !hostname))
+    const char *hostname = in->head.len ? wire_string(&cursor, cursor + in->head.len) : "";
+    if (!is_set_up || in->fd_count < 1 || !hostname)
         return fail_at(fail, STEP_MESSAGE, 3);
+    if (in->fd_count > 1 && setup_keep_mounts(in, cursor, &host_mounts, fail))
+        return -1;
     /* All of this pid namespace but PID 1; a fork that is under way fails or is killed too. */
     if (in->head.flags & ROOT_KILL)
         kill(-1, SIGKILL);
@@ -249,9 +252,9 @@ static int take_root(struct inbox *in, struct failure *fail) {
         errno = EBUSY;
         return fail_at(fail, STEP_ROOT_BUSY, 0);
     }
-    if (hostname && sys_sethostname(hostname))
+    if (*hostname && sys_sethostname(hostname))
         return fail_at(fail, STEP_HOSTNAME, 1);
-    if (setup_swap_root(in->fds[0], &mounts, fail))
+    if (setup_swap_root(in->fds[0], &mounts, &host_mounts, fail))
         return -1;
     if (root_fd >= 0)
         close(root_fd);

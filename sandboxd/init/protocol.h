@@ -11,7 +11,7 @@
  *
  *   launcher ---- M_SETUP --------------------------------> PID 1     fds: cgroup2 dir, v1 cgroup.procs...
  *            <--- R_DONE | R_FAILED -------------------------           fds: its mount namespace
- *            ---- M_ROOT --------------------------------->           fds: overlay mount
+ *            ---- M_ROOT --------------------------------->           fds: overlay mount, [host mounts]
  *            <--- R_DONE | R_FAILED -------------------------
  *            ---- M_VIEWS -------------------------------->           fds: a mount for each path
  *            <--- R_DONE | R_FAILED -------------------------
@@ -51,6 +51,9 @@
 #define EXECS_MAX     512
 #define CLIENTS_MAX   8
 #define CGROUP_V1_MAX 8
+/* Mounts of the host's in one sandbox, and the bytes of all their targets with their NULs. */
+#define HOST_MOUNTS_MAX  8
+#define HOST_TARGETS_MAX 4096
 /* With EXEC_STATUS; a digit, as more a POSIX shell does not take in a redirection. */
 #define STATUS_FD 9
 
@@ -100,7 +103,9 @@ struct zygote_cloned {
     int32_t err; /* errno; then there is no pidfd */
 };
 
-/* M_ROOT: then, where it is not that of M_SETUP, the host name, NUL-terminated. */
+/* M_ROOT: then nothing, or NUL-terminated strings: the host name ("" where it is that of M_SETUP),
+ * and for each fd after the first where it goes: a path relative to the root, which must be there.
+ * Such mounts are given once, and go with the sandbox from root to root. */
 enum root_flags {
     ROOT_IDLE = 1 << 0, /* refused (STEP_ROOT_BUSY) while a process but PID 1 lives */
     ROOT_KILL = 1 << 1, /* all processes but PID 1 are killed first */
@@ -311,7 +316,9 @@ enum step {
     STEP_ARCHIVE,
     STEP_TTY,
     STEP_SOCKET,
-    STEP_VIEW, /* of PID 1; which path of M_VIEWS */
+    STEP_VIEW,         /* of PID 1; which path of M_VIEWS */
+    STEP_MOUNT_TARGET, /* of PID 1; which of the host mounts */
+    STEP_MOUNT_MOVE,
     STEP_COUNT
 };
 

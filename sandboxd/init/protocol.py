@@ -28,6 +28,8 @@ MSG_FDS_MAX: Final = 16
 EXECS_MAX: Final = 512
 CLIENTS_MAX: Final = 8
 CGROUP_V1_MAX: Final = 8
+HOST_MOUNTS_MAX: Final = 8
+HOST_TARGETS_MAX: Final = 4096
 PATTERNS_MAX: Final = 64
 ENTRY_PATH_MAX: Final = 4096
 STATUS_FD: Final = 9
@@ -180,7 +182,9 @@ class Step(IntEnum):
     STEP_TTY = 50
     STEP_SOCKET = 51
     STEP_VIEW = 52
-    STEP_COUNT = 53
+    STEP_MOUNT_TARGET = 53
+    STEP_MOUNT_MOVE = 54
+    STEP_COUNT = 55
 
     @property
     def slug(self) -> str:

@@ -200,15 +200,56 @@ int setup_lock(struct failure *fail) {
     return 0;
 }
 
+int setup_keep_mounts(struct inbox *in, const uint8_t *cursor, struct host_mounts *out,
+                      struct failure *fail) {
+    const uint8_t *end = in->payload + in->head.len;
+    size_t used = 0;
+    errno = EBADMSG;
+    if (out->count || in->fd_count - 1 > HOST_MOUNTS_MAX)
+        return fail_at(fail, STEP_MESSAGE, 9);
+    for (int i = 1; i < in->fd_count; i++) {
+        const char *target = wire_string(&cursor, end);
+        size_t size = target ? strlen(target) + 1 : 0;
+        errno = EBADMSG;
+        if (!target || size > sizeof out->targets - used)
+            return fail_at(fail, STEP_MESSAGE, 10);
+        out->target[i - 1] = memcpy(out->targets + used, target, size);
+        used += size;
+    }
+    for (int i = 1; i < in->fd_count; i++) {
+        out->fd[out->count++] = in->fds[i];
+        in->fds[i] = -1;
+    }
+    return 0;
+}
+
+/* Where the host's mounts go in a root that is attached nowhere yet; 0, or -1 and none is open. */
+static int open_targets(int overlay_fd, const struct host_mounts *host, int *targets,
+                        struct failure *fail) {
+    for (int i = 0; i < host->count; i++) {
+        targets[i] = sys_open_beneath(overlay_fd, host->target[i], O_PATH | O_NOFOLLOW);
+        if (targets[i] < 0) {
+            fail_at(fail, STEP_MOUNT_TARGET, (uint32_t)i);
+            while (i--)
+                close(targets[i]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /*
- * Put the overlay in the place of the root, with the kernel's mounts on it.
+ * Put the overlay in the place of the root, with the kernel's mounts on it, and the host's.
  *
  * The targets are opened in the overlay before it is attached, and must be directories: an image in
  * which /proc is a symlink is refused. pivot_root(".", ".") stacks the old root on the new one
  * (pivot_root(2), NOTES), so detaching "." drops the old root and what is below it.
  */
-int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct failure *fail) {
-    int targets[3];
+int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts,
+                    const struct host_mounts *host, struct failure *fail) {
+    int targets[3], host_targets[HOST_MOUNTS_MAX];
+    if (open_targets(overlay_fd, host, host_targets, fail))
+        return -1;
     for (uint32_t i = 0; i < 3; i++) {
         targets[i] =
             openat(overlay_fd, KERNEL_MOUNTS[i], O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC);
@@ -219,6 +260,8 @@ int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct f
             fail_at(fail, STEP_ROOT_TARGET, i);
             while (i--)
                 close(targets[i]);
+            for (int j = 0; j < host->count; j++)
+                close(host_targets[j]);
             return -1;
         }
     }
@@ -229,6 +272,11 @@ int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts, struct f
         if (!r && sys_move_mount(mounts->fd[i], targets[i], ""))
             r = fail_at(fail, STEP_ROOT_MOVE, i);
         close(targets[i]);
+    }
+    for (int i = 0; i < host->count; i++) {
+        if (!r && sys_move_mount(host->fd[i], host_targets[i], ""))
+            r = fail_at(fail, STEP_MOUNT_MOVE, (uint32_t)i);
+        close(host_targets[i]);
     }
     if (!r && (fchdir(overlay_fd) || sys_pivot_root(".", ".")))
         r = fail_at(fail, STEP_ROOT_PIVOT, 0);

@@ -131,6 +131,13 @@ int sys_openat_root(int root_fd, const char *path, int flags, mode_t mode) {
     return fd;
 }
 
+/* Below dir_fd, on its mount, over no symlink. */
+int sys_open_beneath(int dir_fd, const char *path, int flags) {
+    struct open_how how = {.flags = (uint64_t)(unsigned int)(flags | O_CLOEXEC),
+                           .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV};
+    return (int)syscall(SYS_openat2, dir_fd, path, &how, sizeof how);
+}
+
 int sys_close_from(int first) {
     return (int)syscall(SYS_close_range, (unsigned)first, ~0U, 0U);
 }

@@ -215,6 +215,7 @@ def _serve(
         primer=primer,
         views=views,
         networks=Networks(loop, host, orders["network_pool"]),
+        host=host,
         on_death=server.sandbox_died,
     )
     snapshots = Snapshots(

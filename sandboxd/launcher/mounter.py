@@ -16,6 +16,7 @@ from typing import Any
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher.worker import Handler
 from sandboxd.linux import mount
+from sandboxd.rootfs.mount_targets import make_targets
 from sandboxd.rootfs.name_server import put_resolv_conf
 from sandboxd.rootfs.overlay import make_overlay_of_attached, make_root
 
@@ -44,6 +45,10 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
             )
             _give_name_server(request, (overlay_fd,))
             return {}, (overlay_fd,)
+
+        def targets(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            make_targets(fds[0], request["places"])
+            return {}, ()
 
         def fuse_mount(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
             (fuse_fd,) = fds
@@ -98,6 +103,7 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
             "view-trees": view_trees,
             "root": root,
             "attached-root": attached_root,
+            "targets": targets,
             "fuse-mount": fuse_mount,
             "fuse-check": fuse_check,
             "unmount": unmount,

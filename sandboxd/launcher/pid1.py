@@ -209,11 +209,19 @@ class Pid1:
         return self._channel.send(MsgType.M_SETUP, payload, cgroup_fds)
 
     def take_root(
-        self, overlay_fd: int, hostname: str | None = None, flags: int = 0
+        self,
+        overlay_fd: int,
+        hostname: str | None = None,
+        flags: int = 0,
+        mounts: Sequence[tuple[int, str]] = (),
     ) -> Promise[Answer]:
-        """Send M_ROOT; ``hostname`` where it is not the one of ``set_up``."""
-        payload = b"" if hostname is None else wire.cstrings([hostname])
-        return self._channel.send(MsgType.M_ROOT, payload, fds=[overlay_fd], flags=flags)
+        """Send M_ROOT; ``hostname`` where it is not the one of ``set_up``, ``mounts`` (each with
+        its target, relative to the root) once at most: they go with it from root to root."""
+        payload = b""
+        if hostname is not None or mounts:
+            payload = wire.cstrings([hostname or "", *(target for _, target in mounts)])
+        fds = [overlay_fd, *(fd for fd, _ in mounts)]
+        return self._channel.send(MsgType.M_ROOT, payload, fds=fds, flags=flags)
 
     def take_filter(self, program: bytes) -> Promise[Answer]:
         """Send M_FILTER, once at most."""

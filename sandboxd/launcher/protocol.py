@@ -22,7 +22,8 @@ images     -                                                      ``images: [{ke
 create     ``sandbox images:[key, ...] limits hostname meta       ``sandbox pid phases
            copy_from: {sandbox paths}`` (base64, relative to the  oom_kill_path`` (fd: control)
            root; or null: ``transfers.py``)
-           (fd: none, or a seccomp program of its own)
+           (fd: none, or a seccomp program of its own)            and ``mapped``, of each mount
+           mounts: [{source target read_only}, ...]
 attach     ``sandbox``                                            ``sandbox oom_kill_path``
                                                                   (fd: control)
 list       ``after`` (a sandbox id, or "")                        ``sandboxes more``

@@ -10,9 +10,10 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sandboxd.errors import DiskFull
+from sandboxd.launcher.host_mounts import target_error
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layer, Layers, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
@@ -101,10 +102,15 @@ class Roots:
         hostname: str | None = None,
         flags: int = 0,
         fill: Fill | None = None,
+        names: Sequence[str] = (),
+        places: Sequence[dict[str, Any]] = (),
+        mounts: Sequence[tuple[int, str]] = (),
     ) -> Task[Root]:
         """Make it the root of a slot's PID 1. The stack's layers must be shared already.
 
-        Raises SandboxSetupError, OSError, TimeoutError; the root is gone then.
+        ``names`` as for ``ask``. ``places`` are what the sandbox's ``mounts`` go over; those are
+        given to a PID 1 once.
+        Raises MountTargetInvalid, SandboxSetupError, OSError, TimeoutError; the root is gone then.
         """
         reply = yield from self._loop.wait(asked, ROOT_TIMEOUT_S, "mounting the root")
         overlay_fd, layer_fd = reply.fds
@@ -115,13 +121,27 @@ class Roots:
         try:
             if fill is not None:
                 root.filled = yield from fill(overlay_fd)
-            done = slot.pid1.take_root(overlay_fd, hostname, flags)
+            if places:
+                yield from self._make_targets(overlay_fd, names, places)
+            done = slot.pid1.take_root(overlay_fd, hostname, flags, mounts)
             yield from slot.pid1.check(done, "root swap")
         except BaseException:
             self.drop_overlay(root)
             self._layers.release((upper,))
             raise
         return root
+
+    def _make_targets(
+        self, overlay_fd: int, names: Sequence[str], places: Sequence[dict[str, Any]]
+    ) -> Task[None]:
+        made = self._mounter.request(
+            "targets", (overlay_fd,), lanes=tuple(names), places=list(places)
+        )
+        try:
+            yield from self._loop.wait(made, ROOT_TIMEOUT_S, "making what is mounted over")
+        except OSError as error:
+            known = target_error(error)
+            raise (error if known is None else known) from None
 
     def forget(self, asked: Promise[Reply]) -> None:
         """A root that was asked for and is not wanted any more."""

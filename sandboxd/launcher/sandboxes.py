@@ -32,7 +32,9 @@ from sandboxd.errors import (
     SandboxSetupError,
     SnapshotTooDeep,
 )
+from sandboxd.host.client import HostClient
 from sandboxd.init.protocol import RootFlag
+from sandboxd.launcher.host_mounts import Opened, open_all
 from sandboxd.launcher.images import Images, MountedImage
 from sandboxd.launcher.layers import Layers, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
@@ -80,6 +82,11 @@ class Sandbox:
     filter: bytes = b""
     """One more seccomp program for its commands, on top of the one that all sandboxes have."""
     paused: bool = False
+    mounts: tuple[dict[str, Any], ...] = ()
+    """Files of the host, as ``host_mounts.open_all`` takes them."""
+    places: tuple[dict[str, Any], ...] = ()
+    """What those go over, in every root."""
+    mapped: tuple[bool, ...] = ()
     exclusive: bool = False
     """One command has it to itself: nothing else is started (``exclusive.py``)."""
 
@@ -96,6 +103,7 @@ class Sandboxes:
         primer: Primer,
         views: Views,
         networks: Networks,
+        host: HostClient,
         on_death: Callable[[Sandbox], None],
     ) -> None:
         self._loop = loop
@@ -106,6 +114,7 @@ class Sandboxes:
         self._layers = layers
         self._views = views
         self.networks = networks
+        self._host = host
         self._on_death = on_death
         self.by_id: dict[str, Sandbox] = {}
 
@@ -140,6 +149,7 @@ class Sandboxes:
             stack.images,
             filter=program,
             network=request.get("network"),
+            mounts=tuple(request.get("mounts") or ()),
         )
         self.by_id[name] = sandbox
         for image in mounted:
@@ -167,7 +177,7 @@ class Sandboxes:
         limits = sandbox.limits
         # A root that is there already is one that somebody could run in: nothing is put into it,
         # and the name server would have to be.
-        plain = not stack.layers and not fill and sandbox.network is None
+        plain = not (stack.layers or fill or sandbox.network or sandbox.mounts)
         outfit = Outfit(tuple(names), limits) if plain else None
         slot = self._slots.take(outfit) if limits.shm_mb == skeleton.SHM_MB else None
         self._layers.share(stack.layers)
@@ -206,7 +216,12 @@ class Sandboxes:
         # Asked for before anything is waited for: it is made while a slot is limited, or made.
         resolv = self.networks.resolv_conf if sandbox.network else None
         asked = self._roots.ask(stack, names, sandbox.limits, resolv=resolv)
+        opened: Opened | None = None
         try:
+            if sandbox.mounts:
+                opened = yield from open_all(self._host, sandbox.mounts)
+                sandbox.places, sandbox.mapped = opened.places(), opened.mapped
+                clock.lap("mounts")
             if slot is None:
                 slot = yield from self._slots.make(sandbox.limits.shm_mb)
             sandbox.slot = slot
@@ -218,6 +233,8 @@ class Sandboxes:
             clock.lap("views")
         except BaseException:
             self._roots.forget(asked)
+            if opened is not None:
+                opened.close()
             if slot is not None and sandbox.slot is None:
                 slot.kill()
                 self._slots.discard(slot)
@@ -229,11 +246,21 @@ class Sandboxes:
         hostname = sandbox.hostname if sandbox.hostname != skeleton.HOSTNAME else None
         try:
             sandbox.root = yield from self._roots.put(
-                slot, stack, asked, hostname=hostname, fill=fill
+                slot,
+                stack,
+                asked,
+                hostname=hostname,
+                fill=fill,
+                names=names,
+                places=sandbox.places,
+                mounts=opened.pairs() if opened is not None else (),
             )
         except BaseException:
             self._unlink(linked)
             raise
+        finally:
+            if opened is not None:
+                opened.close()
         if slot.root is not None:
             # Primed for somebody else.
             self._roots.drop(slot.root)
@@ -362,7 +389,9 @@ class Sandboxes:
         names = [self._images.mounted(key).name for key in stack.images]
         asked = self._roots.ask(stack, names, sandbox.limits)
         try:
-            sandbox.root = yield from self._roots.put(slot, stack, asked, flags=flags)
+            sandbox.root = yield from self._roots.put(
+                slot, stack, asked, flags=flags, names=names, places=sandbox.places
+            )
         except SandboxSetupError as error:
             if error.detail.get("step") == "root-busy":
                 raise SandboxRunning("processes are running in the sandbox") from error

@@ -126,7 +126,7 @@ def copy_files(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int,
     with ExitStack() as undo:
         uppers = []
         for layer in layers:
-            uppers.append(os.open(UPPER, os.O_PATH | os.O_DIRECTORY, dir_fd=layer))
+            uppers.append(os.open(UPPER, os.O_RDONLY | os.O_DIRECTORY, dir_fd=layer))
             undo.callback(os.close, uppers[-1])
         transfer = Transfer(source, target, uppers)
         try:

@@ -176,6 +176,7 @@ class Verbs:
             "phases": phases,
             "copied": sandbox.root.filled if sandbox.root else {},
             "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
+            "mapped": list(sandbox.mapped),
         }, (control, *self._alive_fds(sandbox))
 
     def _alive_fds(self, sandbox: Sandbox) -> list[int]:

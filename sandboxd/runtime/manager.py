@@ -47,6 +47,7 @@ from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.history import History
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
 from sandboxd.runtime.meters import Meters
+from sandboxd.runtime.mounts import mounts_request, with_ids
 from sandboxd.runtime.network import check_network, network_request
 from sandboxd.runtime.node_events import NodeEvents
 from sandboxd.runtime.ports import Ports
@@ -281,7 +282,8 @@ class Runtime:
         snapshot = None
         if spec.snapshot is not None:
             snapshot = self.snapshots.find(spec.snapshot)
-            spec = replace(spec, image=snapshot.image)
+            inherited = snapshot.mounts if spec.mounts is None else spec.mounts
+            spec = replace(spec, image=snapshot.image, mounts=inherited)
         if spec.copy_from is not None:
             spec = replace(spec, image=self._image_to_copy(spec, spec.copy_from))
         sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark, finished=not files)
@@ -297,6 +299,10 @@ class Runtime:
             answer = await self._launch(sandbox, snapshot)
             sandbox.phases_ms |= _phases(answer.ok)
             self.connect(sandbox, answer)
+            if sandbox.spec.mounts:
+                sandbox.spec = spec = with_ids(sandbox.spec, answer.ok.get("mapped") or ())
+                if not files:
+                    await self.launcher.call("note", sandbox=sandbox.id, meta=sandbox.meta())
             if files:
                 put_at = time.monotonic()
                 for file in files:
@@ -421,6 +427,7 @@ class Runtime:
                 limits=asdict(spec.limits),
                 hostname=spec.hostname,
                 network=network_request(sandbox.id, spec, self.config),
+                mounts=mounts_request(spec),
                 copy_from=_asked_of_launcher(spec.copy_from) if spec.copy_from else None,
                 meta=meta,
             )

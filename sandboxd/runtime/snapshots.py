@@ -22,7 +22,7 @@ from sandboxd.errors import (
     SnapshotNotFound,
 )
 from sandboxd.images.mounts import Share
-from sandboxd.model import ImageConfig, SandboxState
+from sandboxd.model import ImageConfig, MountSpec, SandboxState
 from sandboxd.runtime.failures import death
 from sandboxd.runtime.sandbox import Sandbox, SandboxView, now
 
@@ -50,6 +50,8 @@ class SnapshotRecord:
     expires_at: float
     bytes: int = 0
     """Of all its layers, at the time it was taken."""
+    mounts: tuple[MountSpec, ...] = ()
+    """Of the sandbox that it was taken of."""
     share: Share | None = None
     """So that the image is not unmounted under it."""
 
@@ -63,6 +65,7 @@ class SnapshotRecord:
             "image_config": asdict(self.image_config),
             "created_at": self.created_at,
             "expires_at": self.expires_at,
+            "mounts": [asdict(one) for one in self.mounts],
         }
 
 
@@ -110,6 +113,7 @@ class SnapshotTable:
             image_config=sandbox.image_config,
             created_at=now(),
             expires_at=now() + ttl_s,
+            mounts=sandbox.spec.mounts or (),
         )
         answer = await self._runtime.launcher.call(
             "snapshot",
@@ -157,12 +161,14 @@ class SnapshotTable:
                 log.warning("snapshot %s has no record of this version", key)
                 continue
             config = meta.pop("image_config")
+            mounts = tuple(MountSpec(**one) for one in meta.pop("mounts", ()))
             self._add(
                 SnapshotRecord(
                     id=key,
                     sandbox=str(found[key]["sandbox"]),
                     bytes=int(found[key]["bytes"]),
                     image_config=ImageConfig(**{**config, "env": tuple(config["env"])}),
+                    mounts=mounts,
                     **meta,
                 ),
                 [str(image) for image in found[key]["images"]],

@@ -89,6 +89,7 @@ CREATED = {
     "workdir": "/",
     "hostname": "sandbox",
     "network": "none",
+    "mounts": [],
     "ttl_s": 60.0,
     "idle_timeout_s": None,
     "created_at": "2026-01-01T00:00:00Z",

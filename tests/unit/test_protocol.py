@@ -33,6 +33,8 @@ MACROS = (
     "EXECS_MAX",
     "CLIENTS_MAX",
     "CGROUP_V1_MAX",
+    "HOST_MOUNTS_MAX",
+    "HOST_TARGETS_MAX",
     "PATTERNS_MAX",
     "ENTRY_PATH_MAX",
     "STATUS_FD",
