@@ -368,7 +368,8 @@ class Worker:
         known = {one["id"] for one in http.get("/v1/snapshots").json()["snapshots"]}
         if loses == "node":
             self.snapshots = {k: one for k, one in self.snapshots.items() if k in known}
-        assert self.snapshots.keys() <= known, "a snapshot was lost"
+        lost_snapshots = self.snapshots.keys() - known
+        assert not lost_snapshots, (lost_snapshots, known)
         for key in list(self.creates):
             if self.creates[key][1].get("snapshot", "") in {"", *known}:
                 self.finish_create(http, key)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 
@@ -214,6 +215,7 @@ class FaultRun:
         if not pids:
             return  # no image is in use
         pid = pids[planned.number % len(pids)] if what == "image server" else pids[0]
+        launcher = self.pids_of("launcher")[0]
         if how == "stop":
             with stopped(pid):
                 threading.Event().wait(planned.pause_s)
@@ -221,6 +223,10 @@ class FaultRun:
         with contextlib.suppress(ProcessLookupError):  # an idle image's server just ended
             os.kill(pid, signal.SIGKILL)
         wait_for_end(pid)
+        if ALLOWED[planned.fault].loses == "node":
+            # Until the daemon has seen it, it tells what the old one had.
+            wait_for_end(launcher)
+            self.pids_of("zygote")  # another one
 
     def pids_of(self, what: str) -> list[int]:
         """Of a part of the node, the eldest first."""
@@ -233,6 +239,8 @@ class FaultRun:
         def is_there() -> bool:
             family = host_state.process_table()[self.node.process.pid].descendants()
             found[:] = family_with({one.pid for one in family}, PARTS[what])
+            # Not by number, which begins anew: a PID 1 has its zygote's command line.
+            found.sort(key=begun_at)
             return bool(found) or what == "image server"
 
         wait_for(is_there, f"a {what}")
@@ -326,6 +334,14 @@ class FaultRun:
             assert made.status_code == 201, made.text
             assert client.delete(f"/v1/sandboxes/{made.json()['id']}").status_code == 204
             assert client.delete("/v1/images/rare").is_success
+
+
+def begun_at(pid: int) -> int:
+    """In clock ticks since boot, proc_pid_stat(5); last of all where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return sys.maxsize
 
 
 @contextlib.contextmanager
