@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandboxd.errors import SandboxDead, SessionBusy, SessionEnded
+from sandboxd.errors import SandboxDead, SandboxLost, SessionBusy, SessionEnded
 from sandboxd.init.protocol import STATUS_FD, KillScope
 from sandboxd.model import Truncate
 from sandboxd.runtime import shells
@@ -152,6 +152,19 @@ def test_it_knows_which_shell_it_is():
 
     play("bash", bash)
     play("dash", sh)
+
+
+def test_a_command_whose_images_server_died_has_no_result():
+    """It may have seen reads fail: a status of its own making would be a wrong reward."""
+
+    async def part(bench):
+        assert (await bench.run("exit_of() { return 5; }; exit_of")).exit_code == 5
+        bench.process.sandbox.is_sound = False
+        with pytest.raises(SandboxLost) as lost:
+            await bench.run("exit_of")
+        assert (lost.value.cause, lost.value.retryable) == ("node", True)
+
+    play("dash", part)
 
 
 def test_state_lasts_and_status_is_each_commands_own(shell):
