@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 CGROUP_REMOVAL_S: Final = 10.0
 MAKING_AT_ONCE: Final = 2
 """Slots in the making for the pool: their moves between cgroups wait together, not in a row."""
+IN_HAND_MAX: Final = 16
+"""Slots in the making altogether, whoever needs them: a thousand creates at once would fill the
+zygote's socket, and wait for each other's cgroup moves no shorter."""
 REFILL_PAUSE_S: Final = 0.01
 """After a create: the making of the next slot shall not share the CPU with it."""
 DEMAND_WINDOW_S: Final = 10.0
@@ -115,6 +118,8 @@ class Slots:
         self._names = itertools.count(1)
         self._ready: deque[Slot] = deque()
         self._making = 0
+        self._in_hand = 0
+        self._turns: deque[Promise[None]] = deque()
         self._taken_at: deque[float] = deque()
         self.names: set[str] = set()
         """Of all that are there, from their making to the removal of their cgroups."""
@@ -131,6 +136,19 @@ class Slots:
 
     def make(self, shm_mb: int) -> Task[Slot]:
         """A new slot. Raises SandboxSetupError naming the step, OSError, TimeoutError."""
+        while self._in_hand >= IN_HAND_MAX:
+            turn: Promise[None] = Promise()
+            self._turns.append(turn)
+            yield turn
+        self._in_hand += 1
+        try:
+            return (yield from self._make(shm_mb))
+        finally:
+            self._in_hand -= 1
+            if self._turns:
+                self._turns.popleft().resolve(None)
+
+    def _make(self, shm_mb: int) -> Task[Slot]:
         name = f"s{next(self._names)}"
         cgroups = make(self._cgroups, name)
         self.names.add(name)
