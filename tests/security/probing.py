@@ -55,7 +55,7 @@ def install(daemon: Daemon, sandbox: str, programs: dict[str, Path]) -> None:
 
 def alive(daemon: Daemon, sandbox: str) -> None:
     """Assert that the sandbox can still be used."""
-    answer = daemon.exec(sandbox, ["/bin/echo", "alive"], timeout_s=20)
+    answer = daemon.exec(sandbox, ["/bin/echo", "alive"], timeout_s=times.scaled(20))
     assert (answer["exit_code"], answer["stdout"]) == (0, "alive\n"), answer
 
 

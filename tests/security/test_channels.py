@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.background import Background
 from tests.e2e.restarts import running_node
+from tests.framework import times
 from tests.framework.daemon import Daemon
 from tests.framework.leaks import LeakCheck
 from tests.security import test_kernel_settings as settings
@@ -149,7 +150,7 @@ def said(daemon: Daemon, sandbox: str, channel: str, identity: str) -> dict[str,
     elif channel == "session":
         url = f"/v1/sandboxes/{sandbox}/sessions"
         session = daemon.http.post(url, json={"user": identity}).json()["id"]
-        line = {"command": shlex.join(command), "timeout_s": 60}
+        line = {"command": shlex.join(command), "timeout_s": times.scaled(60)}
         output = daemon.http.post(f"{url}/{session}/exec", json=line).json()["stdout"]
         assert daemon.http.delete(f"{url}/{session}").is_success
     else:
