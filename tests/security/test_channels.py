@@ -35,7 +35,7 @@ TRIES: dict[str, frozenset[str]] = {
     **dict.fromkeys(calls.REFUSED, REFUSED),
     **dict.fromkeys((*calls.NOT_THERE, "clone3", "int80_getpid", "x32_getpid"), NOT_THERE),
     **{f"{call}:1": DENIED for call in pid1.CALLS.split()},
-    **{f"proc_read:1,{name}": DENIED | {"ENOENT"} for name in pid1.READS.split()},
+    **{f"proc_read:1,{name}": pid1.nothing(name) for name in pid1.READS.split()},
     **{f"proc_open_w:1,{name}": DENIED | {"ENOENT"} for name in pid1.WRITES.split()},
     **{f"proc_list:1,{name}": DENIED for name in ("fd", "fdinfo", "root", "cwd", "ns")},
     **{f"proc_open_r:1,{name}": DENIED for name in ("exe", "root", "ns/mnt", "ns/user", "fd/3")},

@@ -32,9 +32,6 @@ SHORT = [
     "tests/e2e/test_layers_on_disk.py::test_reset_begins_anew",
     "tests/e2e/test_layers_on_disk.py::test_snapshot_and_fork",
     "tests/security/test_cgroup.py",
-    # Hundreds of tries at once, of those that the other files make one by one.
-    "tests/security/test_channels.py::test_most_tries_reach_the_kernel_outside",
-    "tests/security/test_channels.py::test_walls_hold[fresh]",
 ]
 """In one run: to start pytest, and a daemon, is dear on an emulated CPU."""
 WHOLE = {
