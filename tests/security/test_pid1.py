@@ -24,7 +24,7 @@ mem maps smaps smaps_rollup numa_maps environ auxv syscall stack io pagemap pers
 timerslack_ns timers patch_state
 """
 FREE_TO_READ = frozenset({"timers"})
-"""Where the kernel has it at all, anyone may open it; PID 1 makes no POSIX timer, so it is empty."""
+"""Where the kernel has it, anyone may open it; PID 1 makes no POSIX timer, so it is empty."""
 WRITES = """
 mem oom_score_adj oom_adj clear_refs coredump_filter timens_offsets comm autogroup sched uid_map
 gid_map projid_map setgroups make-it-fail
