@@ -17,7 +17,7 @@ from tests.framework.vm import IN_VM, Vm
 
 FULL = os.environ.get("SANDBOXD_TESTS_VM_FULL") == "1"
 SHORT_TIMEOUT_S, FULL_TIMEOUT_S = 1500.0, 2.5 * 3600
-"""Of what hangs; the short set takes a third of that on two cores that have nothing else to do."""
+"""To end what hangs: with room for a machine on which others work."""
 
 SHORT = [
     # First, as they want the machine for themselves.
