@@ -25,6 +25,8 @@ from sandboxd.runtime.waiting import Request, Shortage, WaitingRoom
 
 WINDOW_S: Final = 30.0
 """Seats that became free in so long tell how soon the next will."""
+UNKNOWN_S: Final = 5.0
+"""Where none has ended lately: most are deleted long before they end by themselves."""
 LONGEST_S: Final = 60.0
 """Nobody is sent away for longer: who gave up meanwhile cannot be told from who will come."""
 SPREAD_S: Final = 0.02
@@ -61,7 +63,7 @@ class Comeback:
             each_s = max(now - self._freed_at[0], 1.0) / len(self._freed_at)
             first_s = each_s * (waiting + 1)
         else:
-            each_s, first_s = SPREAD_S, next_due_s
+            each_s, first_s = SPREAD_S, min(next_due_s, UNKNOWN_S)
         at = min(max(now + first_s, self._last + each_s), now + LONGEST_S)
         self._last = at
         return max(1, math.ceil(at - now))

@@ -170,7 +170,9 @@ class TestComeback:
         assert [comeback.after_s(129, n, 60) for n in (9, 99)] == [LONGEST_S] * 2
 
     def test_without_any_that_ended_the_next_to_end_tells(self):
-        assert Comeback().after_s(100, 0, 17.2) == 18
+        assert Comeback().after_s(100, 0, 3.2) == 4
+        # Most are deleted long before they end by themselves.
+        assert Comeback().after_s(100, 0, 3600) == 5
 
     def test_promises_are_forgotten_as_time_goes_by(self):
         comeback = Comeback()

@@ -104,7 +104,7 @@ def test_a_mode_that_is_given(client):
         ("/proc/sys/kernel/hostname", ("file-open", errno.EACCES)),
         ("/proc/1/root/tmp/f", ("file-open", errno.EACCES)),
         ("/proc/self/root/tmp/f", ("file-open", errno.ELOOP)),
-        ("/proc/self/fd/0", ("file-open", errno.EISDIR)),
+        ("/proc/self/fd/0", ("file-open", errno.ELOOP)),
     ],
 )
 def test_what_cannot_be_written(client, path, expected):
