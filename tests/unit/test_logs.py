@@ -24,6 +24,12 @@ def told(monkeypatch):
     root = logging.getLogger()
     before = root.handlers[:], root.level
     stream = io.StringIO()
+    # Other tests of the run start servers, which set their loggers up.
+    for name in ("uvicorn", "uvicorn.error", "websockets.server", "asyncio"):
+        logger = logging.getLogger(name)
+        for attribute, value in (("propagate", True), ("disabled", False), ("handlers", [])):
+            monkeypatch.setattr(logger, attribute, value)
+        monkeypatch.setattr(logger, "level", logging.NOTSET)
 
     def configure(log_format, level="debug"):
         monkeypatch.setattr(sys, "stderr", stream)
