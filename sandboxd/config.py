@@ -93,8 +93,8 @@ class Config:
     pids_overcommit: float = 8.0
     """… and of processes."""
     pressure_memory_percent: float = 20.0
-    """Of the last 10 s in which all waited for memory (PSI): above it nothing is taken on. 100:
-    never. So too …"""
+    """Of the last 10 s in which all waited for memory (PSI), while little is left: above it nothing
+    is taken on. 100: never. So too …"""
     pressure_io_percent: float = 80.0
     """… for I/O …"""
     pressure_cpu_percent: float = 100.0

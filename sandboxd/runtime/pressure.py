@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 SAMPLE_S: Final = 0.5
 REOPEN: Final = 0.7
+SHORT: Final = 4
+"""Memory stalls count where less than so many times the reserve is available."""
 RETRY_AFTER_S: Final = 10
 """What the averages are taken over."""
 
@@ -90,6 +92,10 @@ class Pressure:
             ("cpu", "some", config.pressure_cpu_percent),
         ):
             stall = self.last.stalls.get(kind)
+            # A sandbox at its own memory limit stalls with gigabytes free: no word of the node, and
+            # one hostile sandbox could close it by that.
+            if kind == "memory" and self.last.available_mb > SHORT * config.memory_reserve_mb:
+                continue
             if stall is not None and most < 100 and getattr(stall, figure) > most * factor:
                 found.append(f"{kind}-pressure")
         return tuple(found)

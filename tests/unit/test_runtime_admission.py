@@ -135,9 +135,14 @@ class TestPressure:
         assert closed == [(), low, low, low, (), ()]
         assert opened == 1
 
+    def test_one_that_presses_against_its_own_limit_closes_nothing(self):
+        full = {"memory": Stall(99, 99)}
+        closed, _ = self.look(Sample(60_000, full), Sample(4001, full), Sample(3999, full))
+        assert closed == [(), (), ("memory-pressure",)]
+
     def test_a_stall_closes_until_it_is_well_below(self):
         def full(percent):
-            return Sample(9999, {"memory": Stall(99, percent), "cpu": Stall(99, 0)})
+            return Sample(3999, {"memory": Stall(99, percent), "cpu": Stall(99, 0)})
 
         settings = {"pressure_memory_percent": 10.0}
         closed, opened = self.look(*map(full, (9, 11, 9, 6.9, 9)), **settings)
