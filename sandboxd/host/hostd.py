@@ -234,7 +234,12 @@ class Node:
             self._openers.ended(fd)
             return True
         if fd in self._pidfds:
-            print(f"hostd: the {self._pidfds[fd][0]} died", file=sys.stderr)
+            name = self._pidfds[fd][0]
+            print(f"hostd: the {name} died", file=sys.stderr)
+            if name in (ROUTER, RESOLVER):
+                # The node lives without: the launcher asks for both anew.
+                self._end({name}, 0.0)
+                return True
             return False
         message, fds = protocol.receive(self.sock)
         try:
