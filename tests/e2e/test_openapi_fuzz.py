@@ -109,6 +109,8 @@ def tame(case: Any, daemon: Daemon, living: dict[str, str]) -> None:
         if isinstance(case.body.get("image"), str) and len(case.body["image"]) % 2:
             case.body["image"] = "busybox"
         shorten(case.body)
+    if case.path == "/v1/events" and query.get("follow") in (True, "true"):
+        query["follow"] = False  # its answer has no end
     for name, value in query.items():
         if name in WAITS and is_long(value):
             query[name] = 0.2
