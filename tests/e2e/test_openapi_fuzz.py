@@ -106,6 +106,9 @@ def tame(case: Any, daemon: Daemon, living: dict[str, str]) -> None:
             if answer.is_success:
                 path["process_id"] = answer.json()["id"]
     if isinstance(case.body, dict):
+        if case.path.endswith("/snapshots"):
+            # 501 by name, on every node, which is no fault of the server's.
+            case.body.pop("processes", None)
         if isinstance(case.body.get("image"), str) and len(case.body["image"]) % 2:
             case.body["image"] = "busybox"
         shorten(case.body)
