@@ -23,7 +23,7 @@ other it is awaited::
                       |                    |
           +-----------+--------------------+-----------+
           |                                            |
-    sync_driver.Driver                    aio_driver.AsyncDriver
+    sync_driver.Driver  <- driver ->      aio_driver.AsyncDriver
        do, upload, stream                    do, upload, stream
        sync_transport (httpx's)              aio_transport (httpx's)
           ^                                            ^

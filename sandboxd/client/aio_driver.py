@@ -14,63 +14,25 @@ from typing import Self, TypeVar
 
 import httpx
 
-from sandboxd.client import address, slurm
+from sandboxd.client import address
 from sandboxd.client.aio_transport import AsyncKeepAliveTransport
 from sandboxd.client.calls import Call
-from sandboxd.client.failures import ClientMisused, error_from_body
+from sandboxd.client.driver import DriverBase, answer_of
+from sandboxd.client.failures import error_from_body
 from sandboxd.client.local_files import replacing
-from sandboxd.client.retries import Answer, Tries, transport_error
+from sandboxd.client.retries import Answer, transport_error
 
 T = TypeVar("T")
 
 
-class AsyncDriver:
+class AsyncDriver(DriverBase[httpx.AsyncBaseTransport]):
     """The connections to one daemon, for one event loop. A context manager; sandboxes live on when
-    it is closed. Arguments as for ``sync_driver.Driver``."""
-
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        retry_s: float = address.RETRY_S,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self._address = address.find(url, token)
-        self._retry_s = retry_s
-        self._own_transport = transport
-        self._transport: httpx.AsyncBaseTransport | None = None
-        self._pid = os.getpid()
-        self._closed = False
-
-    @classmethod
-    def from_slurm(
-        cls,
-        node: str | None = None,
-        *,
-        job: str | int | None = None,
-        directory: str | os.PathLike[str] | None = None,
-        retry_s: float = address.RETRY_S,
-    ) -> Self:
-        """The daemon of a node of a Slurm job: by default of the node and the job that this process
-        is in. ``client.slurm.nodes`` has all of a job. Raises ClientMisused where none serves."""
-        found = slurm.node(node, job, directory)
-        return cls(found.url, found.token, retry_s=retry_s)
-
-    @property
-    def address(self) -> address.Address:
-        """Where the daemon is, for what goes over connections of its own."""
-        return self._address
-
-    @property
-    def url(self) -> str:
-        return self._address.url
+    it is closed."""
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._closed = True
-        transport, self._transport = self._transport, None
-        if transport is not None and self._pid == os.getpid():
+        transport = self._retire()
+        if transport is not None:
             await transport.aclose()
 
     async def __aenter__(self) -> Self:
@@ -86,7 +48,7 @@ class AsyncDriver:
 
     async def do(self, call: Call[T]) -> T:
         """Send a call, again where that is safe, and read its answer. Raises SandboxdError."""
-        tries = self._tries(call)
+        tries = self._tries(call, _now())
         while True:
             try:
                 answer = await self._send(call)
@@ -127,14 +89,14 @@ class AsyncDriver:
         return written
 
     async def _open_stream(self, call: Call[T]) -> httpx.Response:
-        tries = self._tries(call)
+        tries = self._tries(call, _now())
         while True:
             try:
                 response = await self._begin(call, call.body)
                 if response.status_code < 400:
                     return response
                 try:
-                    answer = _answer(response, await _body(response))
+                    answer = answer_of(response, await _body(response))
                 finally:
                     await _stream_of(response).aclose()
             except httpx.TransportError as error:
@@ -150,14 +112,10 @@ class AsyncDriver:
         except httpx.TransportError as error:
             raise transport_error(error, self.url)[0] from error
 
-    def _tries(self, call: Call[T]) -> Tries:
-        within_s = self._retry_s if call.retry_s is None else call.retry_s
-        return Tries(self.url, repeatable=call.repeatable, now=_now(), within_s=within_s)
-
     async def _send(self, call: Call[T], chunks: AsyncIterable[bytes] | None = None) -> Answer:
         response = await self._begin(call, call.body if chunks is None else chunks)
         try:
-            return _answer(response, await _body(response))
+            return answer_of(response, await _body(response))
         finally:
             await _stream_of(response).aclose()
 
@@ -167,23 +125,12 @@ class AsyncDriver:
         request = self._address.request(call.method, call.path, call.headers, call.read_s, content)
         return await self._connections().handle_async_request(request)
 
-    def _connections(self) -> httpx.AsyncBaseTransport:
-        if self._closed:
-            raise ClientMisused("the client is closed")
-        if self._pid != os.getpid():
-            # Forked: the parent's connections are not ours to use, nor to close in an orderly way.
-            self._transport, self._pid = None, os.getpid()
-        if self._transport is None:
-            self._transport = self._own_transport or make_transport(self._address.url)
-        return self._transport
+    def _new_transport(self) -> httpx.AsyncBaseTransport:
+        return make_transport(self.url)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _answer(response: httpx.Response, body: bytes) -> Answer:
-    return Answer(response.status_code, body, response.headers.get("retry-after"))
 
 
 def _stream_of(response: httpx.Response) -> httpx.AsyncByteStream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import BinaryIO, Unpack
 
@@ -15,14 +16,15 @@ from sandboxd.client.local_files import CHUNK_BYTES, replacing
 from sandboxd.client.results import FileInfo
 
 
-class AsyncSandboxFiles:
+class AsyncSandboxFiles(ABC):
     """What a sandbox does with files; ``user`` is who does it, the sandbox's own if left out."""
 
     _client: AsyncDriver
 
     @property
+    @abstractmethod
     def id(self) -> str:
-        raise NotImplementedError
+        """The sandbox's."""
 
     async def read_file(
         self,

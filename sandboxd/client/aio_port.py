@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
@@ -45,14 +46,15 @@ def http_client(
     )
 
 
-class AsyncSandboxPorts:
+class AsyncSandboxPorts(ABC):
     """As ``sync_port.SandboxPorts``."""
 
     _client: AsyncDriver
 
     @property
+    @abstractmethod
     def id(self) -> str:
-        raise NotImplementedError
+        """The sandbox's."""
 
     def http(self, port: int, *, timeout_s: float = PORT_TIMEOUT_S) -> httpx.AsyncClient:
         """A client of the program that listens on a port of the sandbox; paths are the program's.

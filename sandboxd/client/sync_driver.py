@@ -15,66 +15,24 @@ from typing import Self, TypeVar
 
 import httpx
 
-from sandboxd.client import address, slurm
+from sandboxd.client import address
 from sandboxd.client.calls import Call
-from sandboxd.client.failures import ClientMisused, error_from_body
+from sandboxd.client.driver import DriverBase, answer_of
+from sandboxd.client.failures import error_from_body
 from sandboxd.client.local_files import replacing
-from sandboxd.client.retries import Answer, Tries, transport_error
+from sandboxd.client.retries import Answer, transport_error
 from sandboxd.client.sync_transport import KeepAliveTransport
 
 T = TypeVar("T")
 
 
-class Driver:
-    """The connections to one daemon. A context manager; sandboxes live on when it is closed.
-
-    ``url`` and ``token`` default to the environment's (``address``). ``retry_s`` bounds how long a
-    call is tried again where that is safe (``retries``). ``transport`` is for tests.
-    """
-
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        retry_s: float = address.RETRY_S,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        self._address = address.find(url, token)
-        self._retry_s = retry_s
-        self._own_transport = transport
-        self._transport: httpx.BaseTransport | None = None
-        self._pid = os.getpid()
-        self._closed = False
-
-    @classmethod
-    def from_slurm(
-        cls,
-        node: str | None = None,
-        *,
-        job: str | int | None = None,
-        directory: str | os.PathLike[str] | None = None,
-        retry_s: float = address.RETRY_S,
-    ) -> Self:
-        """The daemon of a node of a Slurm job: by default of the node and the job that this process
-        is in. ``client.slurm.nodes`` has all of a job. Raises ClientMisused where none serves."""
-        found = slurm.node(node, job, directory)
-        return cls(found.url, found.token, retry_s=retry_s)
-
-    @property
-    def address(self) -> address.Address:
-        """Where the daemon is, for what goes over connections of its own."""
-        return self._address
-
-    @property
-    def url(self) -> str:
-        return self._address.url
+class Driver(DriverBase[httpx.BaseTransport]):
+    """The connections to one daemon. A context manager; sandboxes live on when it is closed."""
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._closed = True
-        transport, self._transport = self._transport, None
-        if transport is not None and self._pid == os.getpid():
+        transport = self._retire()
+        if transport is not None:
             transport.close()
 
     def __enter__(self) -> Self:
@@ -90,7 +48,7 @@ class Driver:
 
     def do(self, call: Call[T]) -> T:
         """Send a call, again where that is safe, and read its answer. Raises SandboxdError."""
-        tries = self._tries(call)
+        tries = self._tries(call, time.monotonic())
         while True:
             try:
                 answer = self._send(call)
@@ -127,14 +85,14 @@ class Driver:
             return sum(file.write(piece) for piece in pieces)
 
     def _open_stream(self, call: Call[T]) -> httpx.Response:
-        tries = self._tries(call)
+        tries = self._tries(call, time.monotonic())
         while True:
             try:
                 response = self._begin(call, call.body)
                 if response.status_code < 400:
                     return response
                 try:
-                    answer = _answer(response, _body(response))
+                    answer = answer_of(response, _body(response))
                 finally:
                     _stream_of(response).close()
             except httpx.TransportError as error:
@@ -149,18 +107,10 @@ class Driver:
         except httpx.TransportError as error:
             raise transport_error(error, self.url)[0] from error
 
-    def _tries(self, call: Call[T]) -> Tries:
-        return Tries(
-            self.url,
-            repeatable=call.repeatable,
-            now=time.monotonic(),
-            within_s=self._retry_s if call.retry_s is None else call.retry_s,
-        )
-
     def _send(self, call: Call[T], chunks: Iterable[bytes] | None = None) -> Answer:
         response = self._begin(call, call.body if chunks is None else chunks)
         try:
-            return _answer(response, _body(response))
+            return answer_of(response, _body(response))
         finally:
             _stream_of(response).close()
 
@@ -168,19 +118,8 @@ class Driver:
         request = self._address.request(call.method, call.path, call.headers, call.read_s, content)
         return self._connections().handle_request(request)
 
-    def _connections(self) -> httpx.BaseTransport:
-        if self._closed:
-            raise ClientMisused("the client is closed")
-        if self._pid != os.getpid():
-            # Forked: the parent's connections are not ours to use, nor to close in an orderly way.
-            self._transport, self._pid = None, os.getpid()
-        if self._transport is None:
-            self._transport = self._own_transport or _transport(self._address.url)
-        return self._transport
-
-
-def _answer(response: httpx.Response, body: bytes) -> Answer:
-    return Answer(response.status_code, body, response.headers.get("retry-after"))
+    def _new_transport(self) -> httpx.BaseTransport:
+        return _transport(self.url)
 
 
 def _stream_of(response: httpx.Response) -> httpx.SyncByteStream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -13,14 +14,15 @@ from sandboxd.client.results import FileInfo
 from sandboxd.client.sync_driver import Driver
 
 
-class SandboxFiles:
+class SandboxFiles(ABC):
     """What a sandbox does with files; ``user`` is who does it, the sandbox's own if left out."""
 
     _client: Driver
 
     @property
+    @abstractmethod
     def id(self) -> str:
-        raise NotImplementedError
+        """The sandbox's."""
 
     def read_file(
         self,

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import threading
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
@@ -45,14 +46,15 @@ def http_client(address: Address, sandbox_id: str, port: int, timeout_s: float) 
     )
 
 
-class SandboxPorts:
+class SandboxPorts(ABC):
     """What a sandbox does with ports."""
 
     _client: Driver
 
     @property
+    @abstractmethod
     def id(self) -> str:
-        raise NotImplementedError
+        """The sandbox's."""
 
     def http(self, port: int, *, timeout_s: float = PORT_TIMEOUT_S) -> httpx.Client:
         """A client of the program that listens on a port of the sandbox; paths are the program's.
