@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -139,10 +140,10 @@ def test_a_process_and_its_traceback(fields):
     assert {row["node"] for row in rows} == {"n1"}
 
 
-def test_hostds_own_error_is_a_line():
+def test_hostds_own_error_is_a_line(tmp_path: Path):
     command = [sys.executable, "-m", "sandboxd.host", "--account", "no-such-account"]
-    command += ["--runtime-dir", "/nonexistent/x", "--cgroup-name", "x", "--max-sandboxes", "1"]
-    command += ["--layers-dir", "/nonexistent", "--lock-fd", "0"]
+    command += ["--runtime-dir", str(tmp_path / "x"), "--cgroup-name", "x", "--max-sandboxes", "1"]
+    command += ["--layers-dir", str(tmp_path), "--lock-fd", "0"]
     command += ["--log-format", "json", "--node-name", "n1"]
     done = subprocess.run(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False)
     (row,) = map(json.loads, done.stderr.splitlines())

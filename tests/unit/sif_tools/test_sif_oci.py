@@ -244,11 +244,11 @@ def test_broken_configs(tmp_path: Path, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "reference", ["", "x", "oci:", "rootfs:", "oci:/nonexistent", "rootfs:/nonexistent", "foo:bar"]
+    "reference", ["", "x", "oci:", "rootfs:", "oci:{}/none", "rootfs:{}/none", "foo:bar"]
 )
-def test_sources_that_are_none(reference: str) -> None:
+def test_sources_that_are_none(tmp_path: Path, reference: str) -> None:
     with pytest.raises(errors.BadSource):
-        open_source(reference, "amd64")
+        open_source(reference.format(tmp_path), "amd64")
 
 
 def test_an_architecture_that_is_none(tmp_path: Path) -> None:
