@@ -14,8 +14,8 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from sandboxd.api.schemas_mounts import mount_answers
-from sandboxd.api.schemas_network import network_answer
+from sandboxd.api.schemas.mounts import mount_answers
+from sandboxd.api.schemas.network import network_answer
 from sandboxd.errors import SandboxdError
 from sandboxd.model import ExecResult, FileInfo
 from sandboxd.runtime.frames import error_fields

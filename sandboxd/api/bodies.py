@@ -12,7 +12,7 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from sandboxd.api.exception_handlers import validation_error
-from sandboxd.api.schemas import Body
+from sandboxd.api.schemas.base import Body
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from sandboxd import errors
-from sandboxd.api.schemas import ErrorAnswer
+from sandboxd.api.schemas.errors import ErrorAnswer
 from sandboxd.errors import HttpError, MethodNotAllowed, RequestError, RouteNotFound, SandboxdError
 
 log = logging.getLogger(__name__)

@@ -232,7 +232,7 @@ def test_a_login_shell_reads_the_profile(daemon: Daemon, sandbox: str):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "base64"])
 def test_the_frames_are_what_the_document_says(daemon: Daemon, sandbox: str, encoding: str):
-    from sandboxd.api.schemas_stream import Frame
+    from sandboxd.api.schemas.stream import Frame
 
     with client_of(daemon) as client:
         body = {"command": "echo a; echo b >&2", "encoding": encoding}

@@ -5,7 +5,8 @@ import time
 from fastapi.testclient import TestClient
 
 from sandboxd.api.app import create_app
-from sandboxd.api.schemas import ExecAnswer, SandboxAnswer
+from sandboxd.api.schemas.exec import ExecAnswer
+from sandboxd.api.schemas.sandboxes import SandboxAnswer
 from sandboxd.launcher.client import LauncherClient
 from sandboxd.runtime.manager import Runtime
 from tests.unit.fakes_launcher import default_store

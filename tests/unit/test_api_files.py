@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from sandboxd.api.app import create_app
 from sandboxd.api.routes import files as files_route
-from sandboxd.api.schemas import FileAnswer
+from sandboxd.api.schemas.files import FileAnswer
 from sandboxd.config import load_config
 from sandboxd.launcher.client import LauncherClient
 from sandboxd.runtime.manager import Runtime

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from sandboxd.api.schemas import SandboxAnswer
-from sandboxd.api.schemas_lifecycle import DeletedAnswer, EventList, PrefetchAnswer, StatsAnswer
+from sandboxd.api.schemas.lifecycle import DeletedAnswer, EventList, PrefetchAnswer, StatsAnswer
+from sandboxd.api.schemas.sandboxes import SandboxAnswer
 from sandboxd.runtime.events import EVENTS_MAX, EventLog
 from tests.unit.fakes_api import create, error_of, make_client, run, wait_ready
 

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from sandboxd.api.answers import _whole_characters
-from sandboxd.api.schemas_process import ProcessAnswer, ProcessList, ProcessOutputAnswer
+from sandboxd.api.schemas.process import ProcessAnswer, ProcessList, ProcessOutputAnswer
 from sandboxd.config import load_config
 from tests.unit.fakes_launcher import FakeLauncher
 from tests.unit.test_api_sandboxes import create, error_of, make_client, wait_ready

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from sandboxd.api.schemas import NodeAnswer
-from sandboxd.api.schemas_node import DrainAnswer, RunAnswer, RunEndedAnswer
+from sandboxd.api.schemas.node import NodeAnswer
+from sandboxd.api.schemas.runs import DrainAnswer, RunAnswer, RunEndedAnswer
 from sandboxd.config import load_config
 from tests.unit.fakes_api import create, error_of, make_client, wait_ready
 

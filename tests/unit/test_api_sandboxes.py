@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from sandboxd.api.schemas import NodeAnswer, SandboxList
+from sandboxd.api.schemas.node import NodeAnswer
+from sandboxd.api.schemas.sandboxes import SandboxList
 from sandboxd.runtime.manager import Runtime
 from tests.unit.fakes_api import TOKEN, create, error_of, make_client, run, wait_ready
 

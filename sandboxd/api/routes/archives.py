@@ -13,8 +13,8 @@ from sandboxd.api.body_limit import content_length
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.file_streams import StreamAnswer, pieces
 from sandboxd.api.routes.files import FILE_ERRORS, Path, feed, too_large
-from sandboxd.api.schemas import User
-from sandboxd.api.schemas_files import AsUser, Exclude, Include, UnpackedAnswer, text_of
+from sandboxd.api.schemas.base import User
+from sandboxd.api.schemas.files import AsUser, Exclude, Include, UnpackedAnswer, text_of
 from sandboxd.errors import BodyTooLarge, RequestError
 from sandboxd.init.protocol import FileFilter
 from sandboxd.runtime.archives import ArchiveRead, ArchiveWrite, gunzip, gzip

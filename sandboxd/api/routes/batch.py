@@ -18,7 +18,7 @@ from sandboxd.api.disconnect import ClientWatch, unless_gone
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes.exec import exec_request
 from sandboxd.api.routes.sandboxes import asked_for, inline_files, to_answer
-from sandboxd.api.schemas_batch import (
+from sandboxd.api.schemas.batch import (
     BatchExecBody,
     CreateBatchAnswer,
     CreateBatchBody,

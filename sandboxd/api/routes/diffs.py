@@ -12,9 +12,9 @@ from sandboxd.api.answers import JsonAnswer
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.file_streams import StreamAnswer, pieces
 from sandboxd.api.routes.archives import TAR
-from sandboxd.api.schemas_diffs import DiffAnswer, diff_entry
-from sandboxd.api.schemas_files import PathBase64, decode_path
-from sandboxd.api.schemas_snapshots import SnapshotId
+from sandboxd.api.schemas.diffs import DiffAnswer, diff_entry
+from sandboxd.api.schemas.files import PathBase64, decode_path
+from sandboxd.api.schemas.snapshots import SnapshotId
 from sandboxd.runtime import diffs
 from sandboxd.runtime.manager import Runtime
 

@@ -10,7 +10,7 @@ from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, timestamp
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.schemas_node import DrainAnswer, DrainBody
+from sandboxd.api.schemas.runs import DrainAnswer, DrainBody
 from sandboxd.runtime.manager import Runtime
 
 router = APIRouter(prefix="/v1/node", tags=["node"])

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, timestamp
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.schemas_network import EgressCounts, EgressList
+from sandboxd.api.schemas.network import EgressCounts, EgressList
 from sandboxd.runtime.manager import Runtime
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])

@@ -17,8 +17,8 @@ from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.disconnect import ClientWatch
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.ndjson import FrameResponse, wants_frames
-from sandboxd.api.schemas import ExecAnswer, ExecBody
-from sandboxd.api.schemas_stream import FRAMES
+from sandboxd.api.schemas.exec import ExecAnswer, ExecBody
+from sandboxd.api.schemas.stream import FRAMES
 from sandboxd.config import Config
 from sandboxd.errors import RequestError
 from sandboxd.model import ExecRequest

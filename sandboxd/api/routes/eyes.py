@@ -11,7 +11,7 @@ from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, timestamp
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.ndjson import MEDIA_TYPE, FrameResponse
-from sandboxd.api.schemas_eyes import EVENT_LINES, HistoryAnswer
+from sandboxd.api.schemas.eyes import EVENT_LINES, HistoryAnswer
 from sandboxd.runtime.exposition import CONTENT_TYPE, exposition
 from sandboxd.runtime.history import EVERY_S
 from sandboxd.runtime.manager import Runtime

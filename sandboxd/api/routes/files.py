@@ -24,8 +24,8 @@ from sandboxd.api.file_streams import (
     pieces,
     span,
 )
-from sandboxd.api.schemas import FileAnswer, User
-from sandboxd.api.schemas_files import (
+from sandboxd.api.schemas.base import User
+from sandboxd.api.schemas.files import (
     LIST_LIMIT,
     AsUser,
     ChangedAnswer,
@@ -33,6 +33,7 @@ from sandboxd.api.schemas_files import (
     ChownBody,
     Depth,
     Exclude,
+    FileAnswer,
     FileEntryAnswer,
     FileListAnswer,
     Limit,

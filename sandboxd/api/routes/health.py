@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from sandboxd.api.answers import JsonAnswer
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.schemas import HealthAnswer
+from sandboxd.api.schemas.node import HealthAnswer
 from sandboxd.errors import NodeDraining, NodeUnavailable, NodeVersionMismatch
 from sandboxd.runtime.manager import Runtime
 

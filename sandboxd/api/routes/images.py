@@ -11,8 +11,8 @@ from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, failure_answer, timestamp
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.schemas import ImageBody, ImageList, PreparedImageAnswer
-from sandboxd.api.schemas_lifecycle import PrefetchAnswer, PrefetchBody
+from sandboxd.api.schemas.images import ImageBody, ImageList, PreparedImageAnswer
+from sandboxd.api.schemas.lifecycle import PrefetchAnswer, PrefetchBody
 from sandboxd.errors import SandboxdError
 from sandboxd.images.store import LIST_MAX, NAME_MAX, NAME_PATTERN
 from sandboxd.runtime.manager import Runtime

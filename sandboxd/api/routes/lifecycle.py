@@ -11,8 +11,8 @@ from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, sandbox_answer, timestamp
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.schemas import SandboxAnswer
-from sandboxd.api.schemas_lifecycle import EventList, RenewBody, StatsAnswer
+from sandboxd.api.schemas.lifecycle import EventList, RenewBody, StatsAnswer
+from sandboxd.api.schemas.sandboxes import SandboxAnswer
 from sandboxd.model import Limits
 from sandboxd.runtime import lifecycle
 from sandboxd.runtime.events import EVENTS_MAX

@@ -11,7 +11,7 @@ from sandboxd import __version__, errors
 from sandboxd.api.answers import JsonAnswer
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes.drain import drain_state
-from sandboxd.api.schemas import NodeAnswer
+from sandboxd.api.schemas.node import NodeAnswer
 from sandboxd.config import Config
 from sandboxd.runtime.manager import Runtime
 

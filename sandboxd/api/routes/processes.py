@@ -11,8 +11,8 @@ from sandboxd.api.answers import JsonAnswer, output_answer, process_answer
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes.exec import EXEC_ERRORS
-from sandboxd.api.schemas import TtyBody
-from sandboxd.api.schemas_process import (
+from sandboxd.api.schemas.exec import TtyBody
+from sandboxd.api.schemas.process import (
     ProcessAnswer,
     ProcessBody,
     ProcessList,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.schemas_reload import ReloadAnswer
+from sandboxd.api.schemas.reload import ReloadAnswer
 from sandboxd.runtime.reloading import Reloader
 
 router = APIRouter(prefix="/v1/node", tags=["node"])

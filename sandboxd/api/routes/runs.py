@@ -11,7 +11,7 @@ from sandboxd import errors
 from sandboxd.api.answers import JsonAnswer, failure_answer, timestamp
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.schemas_node import RunAnswer, RunBody, RunEndedAnswer, RunList
+from sandboxd.api.schemas.runs import RunAnswer, RunBody, RunEndedAnswer, RunList
 from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.runs import RunView
 

@@ -14,8 +14,8 @@ from sandboxd.api.answers import JsonAnswer, failure_answer, sandbox_answer
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.disconnect import unless_gone
 from sandboxd.api.exception_handlers import documented
-from sandboxd.api.schemas import CreateBody, SandboxAnswer, SandboxList
-from sandboxd.api.schemas_lifecycle import DeletedAnswer
+from sandboxd.api.schemas.lifecycle import DeletedAnswer
+from sandboxd.api.schemas.sandboxes import CreateBody, SandboxAnswer, SandboxList
 from sandboxd.errors import RequestError
 from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime import lifecycle

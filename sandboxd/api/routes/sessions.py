@@ -14,8 +14,8 @@ from sandboxd.api.disconnect import ClientWatch
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.ndjson import FrameResponse, wants_frames
 from sandboxd.api.routes.exec import EXEC_ERRORS, check_exec_bounds
-from sandboxd.api.schemas import TtyBody
-from sandboxd.api.schemas_session import (
+from sandboxd.api.schemas.exec import TtyBody
+from sandboxd.api.schemas.session import (
     InterruptAnswer,
     SessionAnswer,
     SessionBody,
@@ -23,7 +23,7 @@ from sandboxd.api.schemas_session import (
     SessionExecBody,
     SessionList,
 )
-from sandboxd.api.schemas_stream import FRAMES
+from sandboxd.api.schemas.stream import FRAMES
 from sandboxd.errors import RequestError
 from sandboxd.model import ExecResult, Truncate
 from sandboxd.runtime.frames import exit_fields

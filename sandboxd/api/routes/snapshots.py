@@ -12,7 +12,7 @@ from sandboxd.api.answers import JsonAnswer, sandbox_answer, timestamp
 from sandboxd.api.bodies import json_body, parse
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.file_streams import OCTETS, StreamAnswer
-from sandboxd.api.schemas_snapshots import (
+from sandboxd.api.schemas.snapshots import (
     ResetAnswer,
     ResetBody,
     RollbackBody,

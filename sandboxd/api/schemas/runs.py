@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from sandboxd.api.schemas import Answer, Body, DrainState
-from sandboxd.api.schemas_lifecycle import DeletionFailure
+from sandboxd.api.schemas.base import Answer, Body
+from sandboxd.api.schemas.lifecycle import DeletionFailure
+from sandboxd.api.schemas.node import DrainState
 
 
 class RunBody(Body):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from sandboxd.api.schemas_base import Answer, Body
+from sandboxd.api.schemas.base import Answer, Body
 from sandboxd.model import NetworkMode, NetworkSpec
 from sandboxd.network.policy import ENTRIES_MAX, ENTRY_CHARS_MAX, parse_entry
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sandboxd.api.schemas import Answer, Body, FailureAnswer, ImageName
+from sandboxd.api.schemas.base import Answer, Body, ImageName
+from sandboxd.api.schemas.sandboxes import FailureAnswer
 
 PREFETCH_MAX = 256
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sandboxd.api.schemas import Answer
-from sandboxd.api.schemas_files import FileType, text_of
+from sandboxd.api.schemas.base import Answer
+from sandboxd.api.schemas.files import FileType, text_of
 from sandboxd.runtime.diffs import DiffEntry
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from sandboxd.api.schemas import Answer
+from sandboxd.api.schemas.base import Answer
 
 
 class SettingChange(Answer):

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sandboxd.api.schemas import Answer, Body, SandboxAnswer, Word
+from sandboxd.api.schemas.base import Answer, Body, Word
+from sandboxd.api.schemas.sandboxes import SandboxAnswer
 
 SnapshotId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^sn-[a-z2-7]+$")]
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 from fastapi import Query, Request
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from sandboxd.api.schemas import PATH_BYTES_MAX, AbsolutePath, Answer, Body, User
+from sandboxd.api.schemas.base import PATH_BYTES_MAX, AbsolutePath, Answer, Body, User
 from sandboxd.errors import RequestError
 from sandboxd.init.protocol import PATTERNS_MAX
 from sandboxd.model import FileEntry
@@ -269,3 +269,13 @@ def type_bits(names: list[Any]) -> int:
     for name in names:
         bits |= 1 << (TYPES[name] >> 12)
     return bits or (1 << 16) - 1
+
+
+class FileAnswer(Answer):
+    path: str
+    size_bytes: int
+    mode: str = Field(examples=["0644"])
+    uid: int
+    gid: int
+    mtime_ns: int
+    """Nanoseconds since the epoch; a number, as a program may set what no calendar has."""

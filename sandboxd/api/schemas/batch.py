@@ -6,15 +6,10 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from sandboxd.api.schemas import (
-    Answer,
-    Body,
-    CreateBody,
-    ErrorDetail,
-    ExecAnswer,
-    ExecBody,
-    SandboxAnswer,
-)
+from sandboxd.api.schemas.base import Answer, Body
+from sandboxd.api.schemas.errors import ErrorDetail
+from sandboxd.api.schemas.exec import ExecAnswer, ExecBody
+from sandboxd.api.schemas.sandboxes import CreateBody, SandboxAnswer
 
 ITEMS_MAX: Final = 1024
 

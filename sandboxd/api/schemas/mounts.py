@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from sandboxd.api.schemas_base import Answer, Body
+from sandboxd.api.schemas.base import Answer, Body
 from sandboxd.model import MOUNTS_MAX, MountSpec
 
 SOURCE_BYTES_MAX: Final = 1024

@@ -9,17 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from sandboxd.api.schemas import (
-    AbsolutePath,
-    Answer,
-    Body,
-    Environment,
-    ErrorDetail,
-    Text,
-    TtyBody,
-    User,
-    Word,
-)
+from sandboxd.api.schemas.base import AbsolutePath, Answer, Body, Environment, Text, User, Word
+from sandboxd.api.schemas.errors import ErrorDetail
+from sandboxd.api.schemas.exec import TtyBody
 from sandboxd.model import ExecRequest
 
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, RootModel
 
 from sandboxd.api.ndjson import MEDIA_TYPE
-from sandboxd.api.schemas import Answer, ErrorDetail
+from sandboxd.api.schemas.base import Answer
+from sandboxd.api.schemas.errors import ErrorDetail
 
 
 class StartedFrame(Answer):

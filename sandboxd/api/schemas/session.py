@@ -6,16 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from sandboxd.api.schemas import (
-    AbsolutePath,
-    Answer,
-    Body,
-    Environment,
-    ExecId,
-    Text,
-    User,
-    stdin_bytes,
-)
+from sandboxd.api.schemas.base import AbsolutePath, Answer, Body, Environment, ExecId, Text, User
+from sandboxd.api.schemas.exec import stdin_bytes
 
 
 class SessionBody(Body):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sandboxd.api.schemas import Answer
+from sandboxd.api.schemas.base import Answer
 
 
 class HistoryPoint(Answer):
