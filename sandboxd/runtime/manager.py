@@ -9,54 +9,47 @@ next connection, so that nothing lives that nobody knows of; its TTL stands behi
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 import logging
 import os
 import resource
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any, Final
 
 from sandboxd.config import Config
 from sandboxd.errors import (
-    ImageUnavailable,
     NodeUnavailable,
-    RequestError,
     SandboxDead,
     SandboxdError,
     SandboxNotFound,
 )
 from sandboxd.images.mounts import ImageMounts
 from sandboxd.images.store import ImageStore
-from sandboxd.launcher.client import CALL_TIMEOUT_S, Answer, LauncherClient
-from sandboxd.launcher.protocol import META_MAX
-from sandboxd.model import CopyFrom, InlineFile, SandboxSpec, SandboxState
+from sandboxd.launcher.client import Answer, LauncherClient
+from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime.admission import Admission
 from sandboxd.runtime.adoption import Adoption
 from sandboxd.runtime.capacity import Amounts, node_capacity
+from sandboxd.runtime.clock import ms_since
+from sandboxd.runtime.creation import Creation
 from sandboxd.runtime.drain import RECORD as DRAIN_RECORD
 from sandboxd.runtime.drain import Drain
 from sandboxd.runtime.expiry import Expiry
 from sandboxd.runtime.failures import death
-from sandboxd.runtime.files import FileWrite
 from sandboxd.runtime.history import History
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
+from sandboxd.runtime.ids import new_id
 from sandboxd.runtime.meters import Meters
-from sandboxd.runtime.mounts import mounts_request, with_ids
-from sandboxd.runtime.network import check_network, network_request
 from sandboxd.runtime.node_events import NodeEvents
 from sandboxd.runtime.ports import Ports
 from sandboxd.runtime.processes import ProcessTables
 from sandboxd.runtime.profiles import Profiles
 from sandboxd.runtime.runs import RunTable
-from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView, now
+from sandboxd.runtime.sandbox import IdempotencyMark, Sandbox, SandboxView
 from sandboxd.runtime.sessions import SessionTables
-from sandboxd.runtime.snapshots import SnapshotRecord, SnapshotTable, acquire
+from sandboxd.runtime.snapshots import SnapshotTable
 from sandboxd.runtime.stream import StreamLimits, Streams
 
 log = logging.getLogger(__name__)
@@ -65,20 +58,10 @@ REASON_WAIT_S: Final = 5.0
 """From the end of a control socket to the launcher's word on why, at most. It always comes, unless
 the launcher is gone too; late, when hundreds of sandboxes end at once."""
 
-COPY_TIMEOUT_S: Final = 180.0
-"""For a create with another sandbox's files: more than the launcher gives the copy."""
-
-IMAGE_AGAIN_S: Final = (0.02, 0.2)
-"""Pauses before an image whose server has just died is mounted again for a create."""
 DELETE_AGAIN_S: Final = 5.0
 EXPIRY_GRAIN_S: Final = 0.002
 """Two clocks and a timer that may fire early: what is closer than this is due."""
 HOUSEKEEPING_S: Final = 5.0
-
-
-def new_id(prefix: str = "sb") -> str:
-    """``sb-`` and 128 random bits in base32: an id is no secret, but must not be guessed either."""
-    return f"{prefix}-" + base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 
 
 class Runtime:
@@ -114,6 +97,7 @@ class Runtime:
         """Held while a snapshot is made a SIF: it takes a CPU, and room in TMPDIR."""
         self._keys = IdempotencyKeys()
         self.profiles = Profiles(self.config.seccomp_profiles_dir)
+        self._creation = Creation(self, self._table, self._give_up)
         self._adoption = Adoption(self, self._table, self._abandoned, self._keys)
         self._expiry = Expiry(self._due, self._table.__contains__)
         self.runs = RunTable(self)
@@ -249,7 +233,7 @@ class Runtime:
             raise self.launcher.unavailable("the launcher is not connected")
         self.admission.check(spec)
         if idempotency_key is None:
-            return await self._create(spec, None, files, program, wait_s=wait_s)
+            return await self._creation.create(spec, None, files, program, wait_s=wait_s)
         mark = IdempotencyMark(idempotency_key, fingerprint(spec, files))
         while (given := self._keys.find(mark)) is not None:
             await asyncio.wait({given})
@@ -258,7 +242,7 @@ class Runtime:
             # Whoever asked first has gone away, and its sandbox with it: this one makes its own.
         answer = self._keys.begin(mark)
         try:
-            view = await self._create(spec, mark, files, program, wait_s=wait_s)
+            view = await self._creation.create(spec, mark, files, program, wait_s=wait_s)
         except asyncio.CancelledError:
             answer.cancel()
             raise
@@ -268,82 +252,6 @@ class Runtime:
             raise
         answer.set_result(view)
         return view
-
-    async def _create(
-        self,
-        spec: SandboxSpec,
-        mark: IdempotencyMark | None,
-        files: Sequence[InlineFile],
-        program: bytes,
-        *,
-        wait_s: float,
-    ) -> SandboxView:
-        began_at = time.monotonic()
-        snapshot = None
-        if spec.snapshot is not None:
-            snapshot = self.snapshots.find(spec.snapshot)
-            inherited = snapshot.mounts if spec.mounts is None else spec.mounts
-            spec = replace(spec, image=snapshot.image, mounts=inherited)
-        if spec.copy_from is not None:
-            spec = replace(spec, image=self._image_to_copy(spec, spec.copy_from))
-        sandbox = Sandbox(id=new_id(), spec=spec, created_at=now(), mark=mark, finished=not files)
-        sandbox.program = program
-        sandbox.observe(self.meters, self.node_events)
-        await self.admission.enter(sandbox.id, spec, wait_s)
-        sandbox.created_at = now()
-        self._table[sandbox.id] = sandbox
-        started_at = time.monotonic()
-        if wait_s:
-            sandbox.phases_ms["waiting"] = round((started_at - began_at) * 1000, 3)
-        try:
-            answer = await self._launch(sandbox, snapshot)
-            sandbox.phases_ms |= _phases(answer.ok)
-            self.connect(sandbox, answer)
-            if sandbox.spec.mounts:
-                sandbox.spec = spec = with_ids(sandbox.spec, answer.ok.get("mapped") or ())
-                if not files:
-                    await self.launcher.call("note", sandbox=sandbox.id, meta=sandbox.meta())
-            if files:
-                put_at = time.monotonic()
-                for file in files:
-                    await _put(sandbox, file)
-                sandbox.finished = True
-                await self.launcher.call("note", sandbox=sandbox.id, meta=sandbox.meta())
-                sandbox.phases_ms["files"] = _since(put_at)
-        except BaseException as error:
-            if isinstance(error, SandboxdError):
-                told = {"code": error.code, "cause": error.cause}
-                sandbox.events.add("create-failed", error.message, **told)
-            self._table.pop(sandbox.id, None)
-            self._let_go(sandbox)
-            self.admission.leave(sandbox.id)
-            if "image" in sandbox.phases_ms:
-                # It may have been made all the same, and nobody would know of it.
-                self._abandoned.add(sandbox.id)
-                self.spawn(self._delete_abandoned())
-            raise
-        finally:
-            sandbox.made.set()
-        sandbox.phases_ms["total"] = _since(started_at)
-        self.meters.created(sandbox.phases_ms)
-        sandbox.events.add("created", f"of image {spec.image}", image_key=sandbox.image_key)
-        if spec.copy_from is not None:
-            copied = dict(answer.ok.get("copied") or {})
-            sandbox.events.add("copied", f"from sandbox {spec.copy_from.sandbox}", **copied)
-        self.watch_expiry(sandbox)
-        return sandbox.view()
-
-    def _image_to_copy(self, spec: SandboxSpec, copy_from: CopyFrom) -> str:
-        """That of the sandbox to copy from. Raises RequestError where another one is asked for."""
-        source = self.find(copy_from.sandbox)
-        if source.state in (SandboxState.CREATING, SandboxState.DELETING):
-            raise SandboxNotFound(f"sandbox {source.id} is {source.state}")
-        if spec.image not in ("", source.spec.image):
-            raise RequestError(
-                f"image is {spec.image!r}, that of sandbox {source.id} is {source.spec.image!r}",
-                field="image",
-            )
-        return source.spec.image
 
     def connect(self, sandbox: Sandbox, answer: Answer) -> None:
         """Take over the fds of an answer that says how a sandbox is reached."""
@@ -372,65 +280,6 @@ class Runtime:
 
         if number > 0:
             self.spawn(ask())
-
-    async def _launch(self, sandbox: Sandbox, snapshot: SnapshotRecord | None) -> Answer:
-        """Have the image mounted and the sandbox made; the launcher's answer.
-
-        A server that died a moment ago, before anybody was told, is found out here, and by no fault
-        of whoever asks: then it is mounted anew.
-        """
-        pauses_s = iter(IMAGE_AGAIN_S)
-        copy_from = sandbox.spec.copy_from
-        while True:
-            started_at = time.monotonic()
-            if snapshot is None:
-                image, sandbox.mount = await self.images.acquire(sandbox.spec.image)
-                sandbox.set_image(image.key, image.config)
-                _check_same_image(sandbox, self.find(copy_from.sandbox) if copy_from else None)
-            else:
-                sandbox.mount = await acquire(self, snapshot)
-                sandbox.set_image(snapshot.image_key, snapshot.image_config)
-            meta = sandbox.meta()
-            _check_meta(meta)
-            asked_at = time.monotonic()
-            sandbox.phases_ms["image"] = round((asked_at - started_at) * 1000, 3)
-            try:
-                answer = await self._ask_to_create(sandbox, meta)
-            except ImageUnavailable:
-                pause_s = next(pauses_s, None)
-                if pause_s is None:
-                    raise
-                self.images.forget(sandbox.mount)
-                self.images.release(sandbox.mount)
-                sandbox.mount = None
-                await asyncio.sleep(pause_s)
-            else:
-                sandbox.phases_ms["launcher"] = _since(asked_at)
-                return answer
-
-    async def _ask_to_create(self, sandbox: Sandbox, meta: dict[str, Any]) -> Answer:
-        assert sandbox.mount is not None
-        spec = sandbox.spec
-        with contextlib.ExitStack() as undo:
-            fds = []
-            if sandbox.program:
-                fds.append(os.memfd_create("filter", os.MFD_CLOEXEC))
-                undo.callback(os.close, fds[0])
-                os.pwrite(fds[0], sandbox.program, 0)
-            return await self.launcher.call(
-                "create",
-                fds=fds,
-                timeout_s=COPY_TIMEOUT_S if spec.copy_from else CALL_TIMEOUT_S,
-                sandbox=sandbox.id,
-                images=sandbox.mount.keys,
-                snapshot=spec.snapshot,
-                limits=asdict(spec.limits),
-                hostname=spec.hostname,
-                network=network_request(sandbox.id, spec, self.config),
-                mounts=mounts_request(spec),
-                copy_from=_asked_of_launcher(spec.copy_from) if spec.copy_from else None,
-                meta=meta,
-            )
 
     # --- deleting ----------------------------------------------------------------------------
 
@@ -492,6 +341,16 @@ class Runtime:
             self.images.release(sandbox.mount)
             sandbox.mount = None
 
+    def _give_up(self, sandbox: Sandbox, *, asked: bool) -> None:
+        """A create that failed. ``asked``: it may have been made all the same, and nobody would
+        know of it."""
+        self._table.pop(sandbox.id, None)
+        self._let_go(sandbox)
+        self.admission.leave(sandbox.id)
+        if asked:
+            self._abandoned.add(sandbox.id)
+            self.spawn(self._delete_abandoned())
+
     async def _delete_abandoned(self) -> None:
         for sandbox_id in list(self._abandoned):
             try:
@@ -545,7 +404,7 @@ class Runtime:
             "launcher connected, %d sandboxes (%d adopted) in %.0f ms",
             len(self._table),
             adopted,
-            _since(began_at),
+            ms_since(began_at),
         )
 
     async def adopt_kept(self, kept: dict[str, dict[str, Any]]) -> None:
@@ -615,81 +474,3 @@ def _stream_limits(config: Config) -> StreamLimits:
         resume_s=config.stream_resume_s,
         detached_s=config.stream_detached_s,
     )
-
-
-def _since(at: float) -> float:
-    """Milliseconds. By the system's clock: uvloop's has a grain of a millisecond."""
-    return round((time.monotonic() - at) * 1000, 3)
-
-
-def _check_same_image(sandbox: Sandbox, source: Sandbox | None) -> None:
-    if source is not None and source.image_key != sandbox.image_key:
-        raise ImageUnavailable(
-            f"image {sandbox.spec.image!r} is another file since sandbox {source.id} was made"
-        )
-
-
-def _asked_of_launcher(copy_from: CopyFrom) -> dict[str, Any]:
-    paths = [path.lstrip("/").encode() for path in copy_from.paths]
-    return {
-        "sandbox": copy_from.sandbox,
-        "paths": [base64.b64encode(path).decode() for path in paths],
-    }
-
-
-def _check_meta(meta: dict[str, Any]) -> None:
-    size = len(json.dumps(meta, separators=(",", ":")))
-    if size > META_MAX:
-        raise RequestError(
-            f"environment and labels, the image's included, take {size} bytes of {META_MAX}",
-            hint="give large variables with each exec instead",
-        )
-
-
-async def _put(sandbox: Sandbox, file: InlineFile) -> None:
-    with FileWrite.open(
-        sandbox.control(),
-        user=file.user or sandbox.user,
-        path=file.path,
-        length=len(file.content),
-        mode=file.mode,
-    ) as write:
-        await write.write(file.content)
-        await write.finish()
-
-
-def _phases(ok: dict[str, Any]) -> dict[str, float]:
-    """The launcher's phases, as far as they are numbers."""
-    phases = ok.get("phases")
-    if not isinstance(phases, dict):
-        return {}
-    return {
-        f"launcher.{name}": round(float(value), 3)
-        for name, value in phases.items()
-        if isinstance(value, int | float)
-    }
-
-
-def check_allowed(spec: SandboxSpec, config: Config) -> None:
-    """Raises RequestError naming the field of ``spec`` that this node does not allow, and
-    NetworkUnavailable."""
-    most = asdict(config.max_limits)
-    for name, value in asdict(spec.limits).items():
-        if value > most[name]:
-            raise RequestError(
-                f"limits.{name} is {value:g}, this node allows {most[name]:g}",
-                field=f"limits.{name}",
-                maximum=most[name],
-            )
-    check_ttl(spec.ttl_s, config)
-    check_network(spec, config)
-
-
-def check_ttl(ttl_s: float, config: Config) -> None:
-    """Raises RequestError where this node does not allow it."""
-    if ttl_s > config.max_ttl_s:
-        raise RequestError(
-            f"ttl_s is {ttl_s:g}, this node allows {config.max_ttl_s:g}",
-            field="ttl_s",
-            maximum=config.max_ttl_s,
-        )

@@ -13,6 +13,7 @@ from sandboxd.errors import (
     NodeUnavailable,
     NodeVersionMismatch,
     OomKilled,
+    RequestError,
     SandboxDead,
     SandboxLost,
     SandboxNotFound,
@@ -20,9 +21,10 @@ from sandboxd.errors import (
 from sandboxd.init.fingerprint import fingerprint as fingerprint_of_init
 from sandboxd.launcher.client import LauncherClient, error_from_launcher
 from sandboxd.model import ExecRequest, Limits, SandboxSpec, SandboxState
-from sandboxd.runtime import adoption, expiry, manager
+from sandboxd.runtime import adoption, expiry
 from sandboxd.runtime.idempotency import fingerprint
-from sandboxd.runtime.manager import Runtime, new_id
+from sandboxd.runtime.ids import new_id
+from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.sandbox import Sandbox
 from tests.unit.fakes_launcher import FakeLauncher, default_store
 
@@ -491,7 +493,7 @@ def test_meta_gives_the_same_record_back():
 def test_too_much_metadata_is_refused_before_the_launcher_is_asked(world):
     async def main():
         async with world.runtime() as runtime:
-            with pytest.raises(manager.RequestError):
+            with pytest.raises(RequestError):
                 await runtime.create(SandboxSpec(image="debian", env={"A": "x" * 20_000}))
             assert list(runtime.sandboxes()) == []
         assert "create" not in [one["verb"] for one in world.launcher.seen]

@@ -15,8 +15,9 @@ from sandboxd.api.schemas.lifecycle import EventList, RenewBody, StatsAnswer
 from sandboxd.api.schemas.sandboxes import SandboxAnswer
 from sandboxd.model import Limits
 from sandboxd.runtime import lifecycle
+from sandboxd.runtime.bounds import check_ttl
 from sandboxd.runtime.events import EVENTS_MAX
-from sandboxd.runtime.manager import Runtime, check_ttl
+from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.sandbox import SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])

@@ -19,7 +19,8 @@ from sandboxd.api.schemas.sandboxes import CreateBody, SandboxAnswer, SandboxLis
 from sandboxd.errors import RequestError
 from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime import lifecycle
-from sandboxd.runtime.manager import Runtime, check_allowed
+from sandboxd.runtime.bounds import check_allowed
+from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.sandbox import Sandbox, SandboxView
 
 router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])

@@ -22,7 +22,8 @@ from sandboxd.api.schemas.snapshots import (
     SnapshotTaken,
 )
 from sandboxd.runtime import exports, snapshots
-from sandboxd.runtime.manager import Runtime, check_ttl
+from sandboxd.runtime.bounds import check_ttl
+from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.snapshots import SnapshotRecord
 
 router = APIRouter(prefix="/v1", tags=["snapshots"])
