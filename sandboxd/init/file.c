@@ -1,175 +1,19 @@
 /*
- * file.c - the child of PID 1 that does one file operation, as the asked user; and of the operations
- * those on one file: read, write, stat.
+ * file.c - the operations on one file: read, write, stat.
  *
  * Paths are resolved inside the sandbox's root in one step with the open (openat2), never checked
  * first and opened later, and magic links of /proc lead nowhere. Symlinks are followed as the
  * sandbox's own programs would: a child that is the user in the sandbox's root can reach nothing
  * that the user could not. Only regular files are read or replaced; O_NONBLOCK keeps a FIFO from
  * holding the open.
- *
- * What comes over the data pipe (archives above all) may be the work of another sandbox. So before
- * this process becomes the user and looks at any of it, it closes all of PID 1's fds but the root,
- * /proc and the pipes: whoever took it over would be where every program of that user is.
  */
 #include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/random.h>
-#include <sys/resource.h>
-#include <sys/sendfile.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define PART_BYTES (1u << 20)
-
-struct job job;
-
-/* --- what goes out --------------------------------------------------------------------------- */
-
-static uint8_t outbox[65536];
-static size_t outbox_used;
-
-int read_some(int fd, void *at, size_t size) {
-    ssize_t got;
-    do
-        got = read(fd, at, size);
-    while (got < 0 && errno == EINTR);
-    return (int)got;
-}
-
-int write_all(int fd, const void *from, size_t size) {
-    for (const uint8_t *at = from; size;) {
-        ssize_t put = write(fd, at, size);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put < 0)
-            return -1;
-        at += put;
-        size -= (size_t)put;
-    }
-    return 0;
-}
-
-int emit_flush(void) {
-    size_t used = outbox_used;
-    outbox_used = 0;
-    return write_all(job.data_fd, outbox, used) ? job_fail(STEP_DATA_PIPE, 0) : 0;
-}
-
-int emit(const void *from, size_t size) {
-    if (size > sizeof outbox - outbox_used && emit_flush())
-        return -1;
-    if (size > sizeof outbox)
-        return write_all(job.data_fd, from, size) ? job_fail(STEP_DATA_PIPE, 0) : 0;
-    memcpy(outbox + outbox_used, from, size);
-    outbox_used += size;
-    return 0;
-}
-
-/* What sendfile(2) refuses: most of /proc/PID cannot be spliced. */
-static int64_t copy_part(int fd, off_t at, uint64_t left) {
-    uint64_t total = 0;
-    while (total < left) {
-        size_t part = left - total > sizeof outbox ? sizeof outbox : (size_t)(left - total);
-        ssize_t got = pread(fd, outbox, part, at + (off_t)total);
-        if (got < 0)
-            return job_fail(STEP_FILE_READ, 1);
-        if (got == 0)
-            break;
-        if (write_all(job.data_fd, outbox, (size_t)got))
-            return job_fail(STEP_DATA_PIPE, 2);
-        total += (uint64_t)got;
-    }
-    return (int64_t)total;
-}
-
-/* From `at` up to `left` bytes, without a copy; how many there were, or -1. */
-static int64_t send_part(int fd, off_t at, uint64_t left) {
-    uint64_t total = 0;
-    while (total < left) {
-        size_t part = left - total > PART_BYTES ? PART_BYTES : (size_t)(left - total);
-        ssize_t sent = sendfile(job.data_fd, fd, &at, part);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0 && errno == EINVAL && !total)
-            return copy_part(fd, at, left);
-        if (sent < 0)
-            return job_fail(errno == EPIPE ? STEP_DATA_PIPE : STEP_FILE_READ, 0);
-        if (sent == 0)
-            break;
-        total += (uint64_t)sent;
-    }
-    return (int64_t)total;
-}
-
-int emit_file(int fd, const char *path, uint64_t size) {
-    uint64_t have = 0;
-    if (size <= sizeof outbox / 2) {
-        if (size > sizeof outbox - outbox_used && emit_flush())
-            return -1;
-        while (have < size) {
-            int got = read_some(fd, outbox + outbox_used, (size_t)(size - have));
-            if (got < 0)
-                return job_fail_in(STEP_FILE_READ, 0, path);
-            if (got == 0)
-                break;
-            outbox_used += (size_t)got;
-            have += (uint64_t)got;
-        }
-    } else {
-        int64_t sent = emit_flush() ? -1 : send_part(fd, 0, size);
-        if (sent < 0)
-            return -1;
-        have = (uint64_t)sent;
-    }
-    errno = EAGAIN;
-    return have == size ? 0 : job_fail_in(STEP_FILE_CHANGED, 0, path);
-}
-
-static struct file_entry entry_of(const struct stat *st, int err, const char *path,
-                                  const char *target) {
-    return (struct file_entry){
-        .err = (uint32_t)err,
-        .mode = st->st_mode,
-        .uid = st->st_uid,
-        .gid = st->st_gid,
-        .nlink = (uint32_t)st->st_nlink,
-        .path_len = (uint32_t)strlen(path),
-        .target_len = (uint32_t)strlen(target),
-        .size = (uint64_t)st->st_size,
-        .inode = st->st_ino,
-        .mtime_ns = st->st_mtim.tv_sec * 1000000000LL + st->st_mtim.tv_nsec,
-    };
-}
-
-int emit_entry(const struct stat *st, int err, const char *path, const char *target) {
-    struct file_entry entry = entry_of(st, err, path, target);
-    return emit(&entry, sizeof entry) || emit(path, entry.path_len) ||
-           emit(target, entry.target_len);
-}
-
-int job_fail(enum step step, uint32_t index) {
-    return fail_at(job.fail, step, index);
-}
-
-int job_fail_in(enum step step, uint32_t index, const char *path) {
-    static const struct stat nothing;
-    struct file_entry entry = entry_of(&nothing, errno, path, "");
-    job_fail(step, index);
-    if (job.report_fd == job.data_fd && outbox_used && write_all(job.data_fd, outbox, outbox_used))
-        return -1;
-    outbox_used = 0;
-    if (job.report_fd >= 0 && !write_all(job.report_fd, &entry, sizeof entry))
-        (void)!write_all(job.report_fd, path, entry.path_len);
-    return -1;
-}
-
-/* --- one file -------------------------------------------------------------------------------- */
 
 static void describe(const struct stat *st) {
     job.record->mode = st->st_mode & 07777;
@@ -184,7 +28,7 @@ static int check_regular(const struct stat *st) {
     return S_ISREG(st->st_mode) ? 0 : job_fail(STEP_FILE_TYPE, 1);
 }
 
-static int read_file(void) {
+int file_read(void) {
     struct stat st;
     int fd = sys_openat_root(job.child->root_fd, job.path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
     if (fd < 0)
@@ -206,10 +50,10 @@ static int read_file(void) {
     }
     if (at > INT64_MAX)
         return 0;
-    return send_part(fd, (off_t)at, left) < 0 ? -1 : 0;
+    return emit_part(fd, (off_t)at, left) < 0 ? -1 : 0;
 }
 
-static int stat_file(void) {
+int file_stat(void) {
     struct stat st;
     char target[PATH_MAX] = "";
     int flags = O_PATH | (job.req.flags & FILE_FOLLOW ? 0 : O_NOFOLLOW);
@@ -223,83 +67,6 @@ static int stat_file(void) {
         return job_fail(STEP_FILE_READ, 1);
     return emit_entry(&st, 0, "", target) || emit_flush();
 }
-
-int fd_chmod(int fd, mode_t mode) {
-    char path[32];
-    text_number(stpcpy(path, "self/fd/"), (unsigned long)fd);
-    return fchmodat(job.child->proc_fd, path, mode, 0);
-}
-
-int open_above(const char *path, char buffer[PATH_MAX], const char **base, bool make) {
-    size_t len = strlen(path);
-    errno = *path == '/' ? ENAMETOOLONG : EINVAL;
-    if (*path != '/' || len >= PATH_MAX)
-        return -1;
-    memcpy(buffer, path, len + 1);
-    while (len > 1 && buffer[len - 1] == '/')
-        buffer[--len] = 0;
-    char *slash = strrchr(buffer, '/');
-    *base = slash + 1;
-    errno = EINVAL;
-    if (!**base || !strcmp(*base, ".") || !strcmp(*base, ".."))
-        return -1;
-    *slash = 0;
-    return path_open_directory(job.child->root_fd, buffer, make);
-}
-
-/* --- a file on its way ----------------------------------------------------------------------- */
-
-int fresh_open(int parent, struct fresh *fresh) {
-    uint64_t random;
-    if (getrandom(&random, sizeof random, 0) != sizeof random)
-        return -1;
-    text_number(stpcpy(fresh->name, ".sandboxd-"), random);
-    fresh->fd = openat(parent, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-    fresh->named = fresh->fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT);
-    if (fresh->named)
-        fresh->fd =
-            openat(parent, fresh->name, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600);
-    return fresh->fd < 0 ? -1 : 0;
-}
-
-/* By way of PID 1's own /proc: whatever the sandbox has at that place now. */
-static int give_name(const struct fresh *fresh, int parent, const char *name) {
-    char path[32];
-    text_number(stpcpy(path, "self/fd/"), (unsigned long)fresh->fd);
-    return linkat(job.child->proc_fd, path, parent, name, AT_SYMLINK_FOLLOW);
-}
-
-/* Only one that replaces another needs a name of its own before: a kill just then would leave it. */
-int fresh_place(int parent, struct fresh *fresh, const char *base) {
-    if (!fresh->named) {
-        if (!give_name(fresh, parent, base))
-            return 0;
-        if (errno != EEXIST || give_name(fresh, parent, fresh->name))
-            return -1;
-        fresh->named = true;
-    }
-    if (renameat(parent, fresh->name, parent, base))
-        return -1;
-    fresh->named = false;
-    return 0;
-}
-
-int fresh_place_new(int parent, struct fresh *fresh, const char *base) {
-    if (!fresh->named)
-        return give_name(fresh, parent, base);
-    if (renameat2(parent, fresh->name, parent, base, RENAME_NOREPLACE))
-        return -1;
-    fresh->named = false;
-    return 0;
-}
-
-void fresh_drop(int parent, struct fresh *fresh) {
-    if (fresh->named)
-        unlinkat(parent, fresh->name, 0);
-    close(fresh->fd);
-}
-
-/* --- write ----------------------------------------------------------------------------------- */
 
 /* The bytes that belong to the file next: how many at most, 0 at its end, -1. */
 static int64_t next_chunk(uint64_t total) {
@@ -371,7 +138,7 @@ static int finish(int parent, const char *base, struct fresh *fresh, const struc
     return 0;
 }
 
-static int write_file(void) {
+int file_write(void) {
     static char buffer[PATH_MAX];
     struct stat old;
     struct fresh fresh;
@@ -391,114 +158,4 @@ static int write_file(void) {
     int r = copy_in(fresh.fd) || finish(parent, base, &fresh, replaces ? &old : NULL);
     fresh_drop(parent, &fresh);
     return r ? -1 : 0;
-}
-
-/* --- the child ------------------------------------------------------------------------------- */
-
-static int parse(const struct inbox *in, const char **who) {
-    const uint8_t *cursor = in->payload + sizeof job.req, *end = in->payload + in->head.len;
-    errno = EBADMSG;
-    if (in->head.len < sizeof job.req)
-        return -1;
-    memcpy(&job.req, in->payload, sizeof job.req);
-    *who = wire_string(&cursor, end);
-    job.path = wire_string(&cursor, end);
-    job.other = wire_string(&cursor, end);
-    if (!job.other || job.req.include_count > PATTERNS_MAX ||
-        job.req.exclude_count > PATTERNS_MAX - job.req.include_count)
-        return -1;
-    for (uint32_t i = 0; i < job.req.include_count + job.req.exclude_count; i++)
-        if (!(job.patterns[i] = wire_string(&cursor, end)))
-            return -1;
-    bool archive = job.req.op == FILE_PACK || job.req.op == FILE_UNPACK;
-    if (cursor != end || in->fd_count != (archive ? 2 : 1))
-        return -1;
-    job.data_fd = in->fds[0];
-    job.report_fd = archive                                               ? in->fds[1]
-                    : job.req.op == FILE_READ || job.req.op == FILE_WRITE ? -1
-                                                                          : in->fds[0];
-    return 0;
-}
-
-static int find_owner(void) {
-    static struct user owner;
-    job.owner = (uid_t)-1;
-    job.group = (gid_t)-1;
-    if (!*job.other || job.req.op == FILE_MOVE)
-        return 0;
-    if (user_find(job.child->root_fd, job.other, &owner, job.fail)) {
-        job.fail->index = 1;
-        return -1;
-    }
-    job.owner = owner.uid;
-    if (job.req.op != FILE_CHOWN || strchr(job.other, ':'))
-        job.group = owner.gid;
-    return 0;
-}
-
-static int close_others(void) {
-    const int keep[] = {job.child->root_fd, job.child->proc_fd, job.data_fd, job.report_fd};
-    for (int first = 3;;) {
-        int next = INT_MAX;
-        for (size_t i = 0; i < sizeof keep / sizeof *keep; i++)
-            if (keep[i] >= first && keep[i] < next)
-                next = keep[i];
-        if (next > first && syscall(SYS_close_range, (unsigned)first,
-                                    next == INT_MAX ? ~0U : (unsigned)next - 1, 0U))
-            return job_fail(STEP_PIPES, 2);
-        if (next == INT_MAX)
-            return 0;
-        first = next + 1;
-    }
-}
-
-static int run(void) {
-    switch ((enum file_op)job.req.op) {
-    case FILE_READ:
-        return read_file();
-    case FILE_WRITE:
-        return write_file();
-    case FILE_STAT:
-        return stat_file();
-    case FILE_LIST:
-        return tree_list();
-    case FILE_MKDIR:
-        return tree_make();
-    case FILE_REMOVE:
-        return tree_remove();
-    case FILE_MOVE:
-        return tree_move();
-    case FILE_CHMOD:
-    case FILE_CHOWN:
-        return tree_change();
-    case FILE_PACK:
-        return tar_pack();
-    case FILE_UNPACK:
-        return tar_unpack();
-    }
-    errno = EBADMSG;
-    return job_fail(STEP_MESSAGE, 1);
-}
-
-_Noreturn void file_child(struct child *self, struct inbox *in) {
-    static struct user user;
-    struct rlimit nofile;
-    const char *who;
-    setsid();
-    signal(SIGPIPE, SIG_IGN);
-    umask(022);
-    job = (struct job){.child = self, .fail = &self->record->failure, .record = self->record};
-    if (parse(in, &who)) {
-        job_fail(STEP_MESSAGE, 0);
-        _exit(1);
-    }
-    /* One fd a level of a tree. */
-    if (!getrlimit(RLIMIT_NOFILE, &nofile)) {
-        nofile.rlim_cur = nofile.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &nofile);
-    }
-    if (user_find(self->root_fd, who, &user, job.fail) || find_owner() || close_others() ||
-        user_become(&user, job.fail))
-        _exit(1);
-    _exit(run() ? 1 : 0);
 }

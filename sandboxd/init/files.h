@@ -1,8 +1,9 @@
 /*
  * files.h - what the C files of the file operations share; each runs in a child of PID 1 of its own.
  *
- * file.c read, write, stat; tree.c list, change and remove trees; walk.c goes through one; glob.c
- * compares names; tar.c and untar.c put trees into archives and take them out.
+ * file_child.c starts one: file.c reads, writes, stats; tree.c lists, changes and removes trees; tar.c
+ * and untar.c put trees into archives and take them out. Below them walk.c goes through a tree, glob.c
+ * compares names, fresh.c puts a file into its place, emit.c says what came of it.
  */
 #ifndef SANDBOXD_FILES_H
 #define SANDBOXD_FILES_H
@@ -27,7 +28,7 @@ struct job {
 };
 extern struct job job;
 
-/* file.c */
+/* emit.c */
 int job_fail(enum step step, uint32_t index); /* -1; errno is read */
 /* The same, and tells the path below that of the request at which it happened. */
 int job_fail_in(enum step step, uint32_t index, const char *path);
@@ -36,12 +37,11 @@ int write_all(int fd, const void *from, size_t size); /* 0 or -1 and errno */
 int emit(const void *from, size_t size);              /* to the data pipe, buffered */
 int emit_flush(void);
 int emit_file(int fd, const char *path, uint64_t size); /* exactly so much of it */
+/* Past the buffer, which is empty: from `at` up to `left` bytes; how many there were, or -1. */
+int64_t emit_part(int fd, off_t at, uint64_t left);
 int emit_entry(const struct stat *st, int err, const char *path, const char *target);
-/* By way of PID 1's own /proc: what an O_PATH fd cannot do itself. */
-int fd_chmod(int fd, mode_t mode);
-/* Open the directory that `path` is in (absolute; last symlink not followed); *base in `buffer`. */
-int open_above(const char *path, char buffer[PATH_MAX], const char **base, bool make);
 
+/* fresh.c */
 /* A file on its way: without a name as long as it is incomplete, where the file system has such. */
 struct fresh {
     int fd;
@@ -53,6 +53,15 @@ int fresh_place(int parent, struct fresh *fresh,
                 const char *base); /* replaces what is no directory */
 int fresh_place_new(int parent, struct fresh *fresh, const char *base); /* EEXIST: replaces none */
 void fresh_drop(int parent, struct fresh *fresh);
+/* By way of PID 1's own /proc: what an O_PATH fd cannot do itself. */
+int fd_chmod(int fd, mode_t mode);
+/* Open the directory that `path` is in (absolute; last symlink not followed); *base in `buffer`. */
+int open_above(const char *path, char buffer[PATH_MAX], const char **base, bool make);
+
+/* file.c */
+int file_read(void);
+int file_write(void);
+int file_stat(void);
 
 /* walk.c */
 struct visited {

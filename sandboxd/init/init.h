@@ -163,7 +163,7 @@ int path_find_target(int root_fd, const char *path, char *buffer, const char **b
 /* user.c */
 int user_find(int root_fd, const char *spec, struct user *out, struct failure *fail);
 int user_become(const struct user *user, struct failure *fail);
-/* exec.c, file.c: run in a child, never return */
+/* exec.c, file_child.c: run in a child, never return */
 _Noreturn void exec_child(struct child *self, struct inbox *in);
 _Noreturn void file_child(struct child *self, struct inbox *in);
 

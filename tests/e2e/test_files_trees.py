@@ -379,7 +379,7 @@ def test_a_client_that_goes_ends_a_search(files: Files):
         client.get(
             f"{files.url}/find",
             params={"path": "/", "pattern": "**a" * 12, "limit": 1},
-            timeout=0.0001,
+            timeout=httpx.Timeout(10.0, read=0.0001),
         )
     left = "ls /proc | grep -c '^[0-9]*$'"
     deadline = time.monotonic() + 10
