@@ -13,7 +13,10 @@ from sandboxd.init import build, protocol
 from sandboxd.init.protocol import Exited, FileEntry, FileFlag, FileOp, Step
 
 HERE = Path(__file__).parent
-PARTS = ("file", "tree", "walk", "glob", "tar", "untar", "path", "sys", "wire")
+PARTS = (
+    *("file_child", "file", "emit", "fresh", "tree", "walk", "glob", "tar", "untar"),
+    *("path", "sys", "wire"),
+)
 EVERYTHING = (1 << 63) - 1
 # A leak check would need ptrace(2), and what ends at once need not free anything.
 ENVIRONMENT = {"ASAN_OPTIONS": "detect_leaks=0"}
