@@ -26,6 +26,7 @@ from sandboxd.network.policy import parse_pool, parse_upstreams
 
 ENV_PREFIX: Final = "SANDBOXD_"
 WRITABLE_LAYERS: Final = ("auto", "tmpfs", "ext4")
+IMAGE_BACKENDS: Final = ("fuse", "kernel")
 LOG_FORMATS: Final = ("text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 NODES: Final = ("auto", "own", "unit")
@@ -73,6 +74,10 @@ class Config:
     what others may read. Nothing there is to be a secret, nor a socket or fifo of the host."""
     squashfuse: str = ""
     """Path of ``squashfuse_ll``; looked for if empty."""
+    image_backend: str = "fuse"
+    """Who serves images: ``fuse``, a squashfuse each, without any right; ``kernel``, the kernel
+    itself, faster and with more to lose: only those of a store, whose files have the digest that
+    the store has them by, are root's and on a disk of this machine. Others are refused then."""
     writable_layer: str = "auto"
     """What sandboxes write to: ``tmpfs``, in memory; ``ext4``, on loop devices whose files take
     their space in ``state_dir``; ``auto``: tmpfs where this kernel can (Linux 6.6), else ext4."""
@@ -365,6 +370,8 @@ def _check(config: Config) -> None:
         raise refuse("node", f"must be one of {', '.join(NODES)}")
     if config.writable_layer not in WRITABLE_LAYERS:
         raise refuse("writable_layer", f"must be one of {', '.join(WRITABLE_LAYERS)}")
+    if config.image_backend not in IMAGE_BACKENDS:
+        raise refuse("image_backend", f"must be one of {', '.join(IMAGE_BACKENDS)}")
     if not config.cgroup_root or "/" in config.cgroup_root or config.cgroup_root.startswith("."):
         raise refuse("cgroup_root", "must be the name of one directory")
     for one in fields(Config):

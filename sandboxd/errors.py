@@ -531,6 +531,14 @@ class ImageUnavailable(NodeError):
     code = "image-unavailable"
 
 
+class ImageUnverified(NodeError):
+    """This node's kernel serves its images, and is given only those whose bytes are known: of a
+    store, with the right digest, and for nobody but root to change."""
+
+    code = "image-unverified"
+    retryable = False
+
+
 class ExportFailed(NodeError):
     """No SIF could be made of a snapshot: a tool or room is missing on the node."""
 

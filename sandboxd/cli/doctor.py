@@ -53,6 +53,7 @@ def look(config: Path | None) -> tuple[Features, list[Probe]]:
         sandboxes=settings.max_sandboxes,
         squashfuse=Path(settings.squashfuse) if settings.squashfuse else None,
         writable_layer=settings.writable_layer,
+        image_backend=settings.image_backend,
         layers_dir=settings.state_dir if os.path.isdir(settings.state_dir) else "/var/tmp",
     )
     own = [_views(settings), _network(settings), _usage(found, settings)]

@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--token-file", default="", help="the API's, to know half-made ones")
     parser.add_argument("--sweep-s", type=float, default=60.0, help="how often to look for losses")
     parser.add_argument("--oom-score-adjust", type=int, default=0, help="of the node's own parts")
+    parser.add_argument("--image-backend", default="fuse", choices=("fuse", "kernel"))
     parser.add_argument("--writable-layer", default="auto", choices=("auto", "tmpfs", "ext4"))
     parser.add_argument("--layers-dir", required=True, help="for writable layers on disk")
     parser.add_argument("--mount-roots", default="", help="PATH[:rw][:unmapped],... to mount from")
@@ -70,12 +71,14 @@ def main() -> int:
             sandboxes=args.max_sandboxes,
             writable_layer=args.writable_layer,
             layers_dir=args.layers_dir,
+            image_backend=args.image_backend,
         )
         network = NetworkSettings(args.network_pool, args.dns_upstreams)
         settings = NodeSettings(
             ids=ids,
             runtime_dir=args.runtime_dir,
             cgroup_name=args.cgroup_name,
+            image_backend=args.image_backend,
             squashfuse=args.squashfuse or _squashfuse(features, findings),
             proc_views=not args.no_proc_views,
             slots_min=args.slots_min,

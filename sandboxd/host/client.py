@@ -11,6 +11,8 @@ from sandboxd.launcher import protocol
 from sandboxd.launcher.loop import Loop, Promise, Task
 
 ANSWER_TIMEOUT_S = 10.0
+IMAGE_TIMEOUT_S = 50.0
+"""Of which a digest takes the most. hostd goes on beyond it, and the next who asks waits less."""
 
 
 Answer = tuple[dict[str, Any], list[int]]
@@ -41,6 +43,19 @@ class HostClient:
         _, (fd,) = yield from self._ask("layer", 1, size_bytes=size_bytes, inodes=inodes)
         return fd
 
+    def image(self, sif_fd: int, offset_bytes: int, digest: str) -> Task[int]:
+        """A mount of an image that the kernel serves, as ``host.images`` has it; the caller's to
+        close. Raises OSError: EPERM where the file is not to be trusted."""
+        _, (fd,) = yield from self._ask(
+            "image",
+            1,
+            (sif_fd,),
+            timeout_s=IMAGE_TIMEOUT_S,
+            offset_bytes=offset_bytes,
+            digest=digest,
+        )
+        return fd
+
     def view_server(self, directory: str) -> Task[tuple[int, int]]:
         """A new view server for the mount point ``directory``: its socket and its pidfd, the
         caller's to close. The one before is ended."""
@@ -67,13 +82,19 @@ class HostClient:
         return fd, told
 
     def _ask(
-        self, verb: str, count: int, fds: tuple[int, ...] = (), **fields: object
+        self,
+        verb: str,
+        count: int,
+        fds: tuple[int, ...] = (),
+        *,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        **fields: object,
     ) -> Task[Answer]:
         number = next(self._ids)
         promise: Promise[Answer] = Promise(lambda answer: close_fds(answer[1]))
         self._pending[number] = promise
         protocol.send(self._sock, {"id": number, "verb": verb, **fields}, fds)
-        answer: Answer = yield from self._loop.wait(promise, ANSWER_TIMEOUT_S, "hostd")
+        answer: Answer = yield from self._loop.wait(promise, timeout_s, "hostd")
         if len(answer[1]) != count:
             close_fds(answer[1])
             raise OSError(71, f"{len(answer[1])} descriptors for {verb}", "hostd")

@@ -27,6 +27,7 @@ def hostd_command(config: Config) -> list[str]:
         *("--squashfuse", config.squashfuse),
         *(() if config.proc_views else ("--no-proc-views",)),
         *("--max-sandboxes", str(config.max_sandboxes)),
+        *("--image-backend", config.image_backend),
         *("--writable-layer", config.writable_layer),
         *("--layers-dir", config.state_dir),
         *("--slots-min", str(config.slots_min)),

@@ -32,6 +32,7 @@ from sandboxd.errors import NodeError
 from sandboxd.host import node_lock, sweep
 from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
+from sandboxd.host.images import KernelImages
 from sandboxd.host.layers import LoopLayers
 from sandboxd.host.network import RESOLVER, ROUTER, HostNetwork, NetworkSettings
 from sandboxd.host.openers import Openers
@@ -77,6 +78,8 @@ class NodeSettings:
     """What the launcher's ``node`` verb answers, for the daemon."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
     mount_roots: tuple[MountRoot, ...] = ()
+    image_backend: str = "fuse"
+    """``fuse``, or ``kernel``: who serves images."""
 
 
 class Node:
@@ -94,6 +97,7 @@ class Node:
         self._view_server: tuple[int, int] | None = None
         """Its pid and pidfd. The launcher watches it: without it the node still serves."""
         self._openers = Openers(settings.mount_roots)
+        self._images = KernelImages()
         self._network = HostNetwork(settings.network, settings.ids, settings.cgroup_name)
 
     def start(self) -> None:
@@ -147,6 +151,7 @@ class Node:
             "sandbox_ids": SANDBOX_IDS,
             "mount_dir": f"{settings.runtime_dir}/mnt",
             "squashfuse": settings.squashfuse,
+            "image_backend": settings.image_backend,
             "proc_views": settings.proc_views,
             "slots_min": settings.slots_min,
             "slots_max": settings.slots_max,
@@ -226,12 +231,15 @@ class Node:
         return frozenset() if groups is None else frozenset((groups.v2, *groups.v1.values()))
 
     def watched(self) -> list[int]:
-        return [self.sock.fileno(), *self._pidfds, *self._openers.pidfds]
+        return [self.sock.fileno(), *self._pidfds, *self._openers.pidfds, *self._images.pidfds]
 
     def serve(self, fd: int) -> bool:
         """Handle what ``fd`` has; False when the node has failed."""
         if fd in self._openers.pidfds:
             self._openers.ended(fd)
+            return True
+        if fd in self._images.pidfds:
+            self._images.ended(fd)
             return True
         if fd in self._pidfds:
             name = self._pidfds[fd][0]
@@ -259,6 +267,8 @@ class Node:
             self._start_view_server(message["id"], message["directory"])
         elif message.get("verb") == "mount":
             self._openers.open(self.sock, message, self._launcher_pid)
+        elif message.get("verb") == "image" and self._settings.image_backend == "kernel":
+            self._images.mount(self.sock, message, fds[0], self._launcher_pid)
         elif message.get("verb") == "network":
             self._send(message["id"], self._start_network)
         elif message.get("verb") == "netns":
@@ -352,6 +362,7 @@ class Node:
         self._end({name for name, _ in self._pidfds.values()}, STOP_TIMEOUT_S)
         self._end_view_server()
         self._openers.stop()
+        self._images.stop()
         if self._cgroups is not None:
             try:
                 remove_node_cgroups(self._cgroups)

@@ -28,6 +28,7 @@ from sandboxd.launcher.census import census
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.cpus import Cpus
 from sandboxd.launcher.diffs import Diffs
+from sandboxd.launcher.image_server import ServerProgram
 from sandboxd.launcher.images import Images
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layers
@@ -171,7 +172,11 @@ def _serve(
 
     def describe() -> dict[str, Any]:
         counts = census(cgroups=groups, images=images, mount_dir=orders["mount_dir"], sweep=sweep)
-        features = {**about["features"], "proc_views": views.state}
+        features = {
+            **about["features"],
+            "proc_views": views.state,
+            "image_backend": orders["image_backend"],
+        }
         return {**about, "features": features, "counts": counts}
 
     server = Server(loop, listener, describe)
@@ -185,9 +190,8 @@ def _serve(
         mounter=mount_worker,
         prober=prober,
         fuse_fd=host.fuse_fd,
-        server_path=orders["squashfuse"],
-        server_id=orders["fuse_id"],
-        server_filter=filters.image_server,
+        server=ServerProgram(orders["squashfuse"], orders["fuse_id"], filters.image_server),
+        kernel_mount=host.image if orders["image_backend"] == "kernel" else None,
         on_death=server.image_died,
     )
     staging = _staging(orders, loop, host, mount_worker)

@@ -1,36 +1,32 @@
-"""The images mounted on this node: one squashfuse each, shared by all sandboxes of that image.
-
-squashfuse parses bytes nobody vouches for. It runs under an id that neither the launcher nor any
-sandbox has, without capabilities, with no_new_privs, its own seccomp filter, its own net, ipc and
-mount namespace, the latter with nothing but read-only system libraries in it.
+"""The images mounted on this node, each shared by all its sandboxes: by a squashfuse each
+(``image_server.py``), or by the kernel itself where the node is set up so (``host.images``).
 
 Only squashfuse may hold its FUSE descriptor: a forgotten copy turns its death from ENOTCONN, which
 everybody survives, into a hang, which nobody does.
+
+The kernel's images have no server that could die. What can fail is the disk with the file: the same
+watch reads from that, past all caches, and ends the sandboxes of an image that it cannot read, or
+that is not the file any more that was mounted.
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from sandboxd.errors import ImageInUse, ImageUnavailable
+from sandboxd.errors import ImageInUse, ImageUnavailable, ImageUnverified, SandboxdError
+from sandboxd.launcher import image_server
+from sandboxd.launcher.image_server import ServerProgram
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Promise, Task
-from sandboxd.linux import mount, namespaces, seccomp
-from sandboxd.linux.process import (
-    set_dumpable,
-    set_no_new_privs,
-    set_oom_score,
-    set_parent_death_signal,
-)
+from sandboxd.launcher.worker import Reply
 
 MOUNT_TIMEOUT_S: Final = 15.0
 CHECK_EVERY_S: Final = 5.0
@@ -41,7 +37,8 @@ ANSWER_S: Final = 5.0
 """A statfs takes a millisecond, and waits for its turn behind at most one request of each process
 that reads."""
 
-_LIBRARY_PATHS: Final = ("/usr", "/lib", "/lib64", "/lib32", "/libx32")
+KernelMount = Callable[[int, int, str], Task[int]]
+"""``HostClient.image``."""
 
 
 @dataclass(slots=True)
@@ -55,7 +52,12 @@ class MountedImage:
     pid: int = 0
     pidfd: int = -1
     alive_fds: tuple[int, ...] = ()
-    """Read ends of two pipes that only the server holds the other ends of."""
+    """Read ends of two pipes that only the server holds the other ends of; of one that we do, where
+    the kernel serves it."""
+    held_fds: tuple[int, ...] = ()
+    """Where the kernel serves it: the other end, and the SIF."""
+    identity: tuple[int, int] = (0, 0)
+    """Size and time of change of that SIF, when it was mounted."""
     sandboxes: set[str] = field(default_factory=set)
 
 
@@ -69,18 +71,17 @@ class Images:
         mounter: Lanes,
         prober: Lanes,
         fuse_fd: Callable[[], Task[int]],
-        server_path: str,
-        server_id: int,
-        server_filter: bytes,
+        server: ServerProgram,
+        kernel_mount: KernelMount | None,
         on_death: Callable[[MountedImage], None],
     ) -> None:
+        """``kernel_mount``: where the kernel serves images."""
         self._loop = loop
         self._mounter = mounter
         self._prober = prober
         self._fuse_fd = fuse_fd
-        self._server_path = server_path
-        self._server_id = server_id
-        self._server_filter = server_filter
+        self._server = server
+        self._kernel_mount = kernel_mount
         self._on_death = on_death
         self._next_name = 0
         self._checking: MountedImage | None = None
@@ -91,7 +92,7 @@ class Images:
     ) -> Task[MountedImage]:
         """Mount an image, or wait for who is mounting it already. Takes ``sif_fd`` over.
 
-        Raises ImageUnavailable.
+        Raises ImageUnavailable, ImageUnverified.
         """
         image = self.by_key.get(key)
         if image is not None:
@@ -102,15 +103,19 @@ class Images:
         image = MountedImage(key, f"i{self._next_name}", Promise(), label or {})
         self.by_key[key] = image
         try:
-            yield from self._start(image, sif_fd, offset_bytes)
-        except (OSError, TimeoutError) as error:
-            self.by_key.pop(key, None)
-            if image.pid:
-                self.kill(image)
+            if self._kernel_mount is not None:
+                yield from self._mount_by_kernel(image, sif_fd, offset_bytes, self._kernel_mount)
             else:
-                self._close_pipes(image)
+                yield from self._start(image, sif_fd, offset_bytes)
+        except (OSError, TimeoutError, ImageUnverified) as error:
+            self.by_key.pop(key, None)
+            self.kill(image)
             self._mounter.request("unmount", lanes=(image.name,), name=image.name)
-            refusal = ImageUnavailable(f"the image could not be mounted: {error}")
+            refusal: SandboxdError = (
+                error
+                if isinstance(error, ImageUnverified)
+                else ImageUnavailable(f"the image could not be mounted: {error}")
+            )
             image.ready.reject(refusal)
             raise refusal from error
         image.ready.resolve(None)
@@ -130,14 +135,54 @@ class Images:
             yield from self._loop.wait(reply, MOUNT_TIMEOUT_S, "mounting the FUSE file system")
             # One pipe on either side of the FUSE fd: whichever way round a kernel closes the
             # descriptors of a dying process (6.18: highest first), one of them ends before it.
-            image.pid = self._spawn_server((fds[1], sif_fd, fuse_fd, fds[2]), offset_bytes)
+            copies = (fds[1], sif_fd, fuse_fd, fds[2])
+            image.pid = image_server.spawn(self._server, copies, offset_bytes)
         finally:
             for fd in fds:
                 os.close(fd)
         image.pidfd = os.pidfd_open(image.pid)
         self._loop.add_reader(image.pidfd, lambda: self._died(image))
-        reply = self._prober.request("fuse-check", lanes=(image.name,), name=image.name)
-        yield from self._loop.wait(reply, MOUNT_TIMEOUT_S, "the first answer of squashfuse")
+        yield from self._loop.wait(
+            self._check(image), MOUNT_TIMEOUT_S, "the first answer of squashfuse"
+        )
+
+    def _mount_by_kernel(
+        self, image: MountedImage, sif_fd: int, offset_bytes: int, kernel_mount: KernelMount
+    ) -> Task[None]:
+        image.held_fds = (sif_fd,)
+        digest = image.label.get("digest")
+        if not digest:
+            raise ImageUnverified(
+                "the kernel serves this node's images, and this one has no digest",
+                hint="sif-tools convert --store DIR, with DIR as images_dir; or set image_backend",
+            )
+        try:
+            mount_fd = yield from kernel_mount(sif_fd, offset_bytes, digest)
+        except OSError as error:
+            if error.errno == errno.EPERM:
+                raise ImageUnverified(
+                    f"the kernel is not given the image: {error.strerror}"
+                ) from error
+            raise
+        try:
+            reply = self._mounter.request(
+                "attach", (mount_fd,), lanes=(image.name,), name=image.name
+            )
+            yield from self._loop.wait(reply, MOUNT_TIMEOUT_S, "attaching the image")
+        finally:
+            os.close(mount_fd)
+        status = os.fstat(sif_fd)
+        image.identity = (status.st_size, status.st_mtime_ns)
+        read, write = os.pipe2(os.O_CLOEXEC)
+        image.alive_fds, image.held_fds = (read,), (sif_fd, write)
+
+    def _check(self, image: MountedImage) -> Promise[Reply]:
+        """Ask what an image lies on whether it can still be read."""
+        lanes = (image.name,)
+        if image.held_fds:
+            sif_fd = image.held_fds[0]
+            return self._prober.request("file-check", (sif_fd,), lanes=lanes, was=image.identity)
+        return self._prober.request("fuse-check", lanes=lanes, name=image.name)
 
     def mounted(self, key: str) -> MountedImage:
         """An image that files can be read from. Raises ImageUnavailable."""
@@ -167,6 +212,10 @@ class Images:
         return image.name
 
     def kill(self, image: MountedImage) -> None:
+        """Give an image up, with those that use it. ``_died`` hears of a server's end."""
+        if not image.pid:
+            self._gone(image)
+            return
         with suppress(ProcessLookupError):
             os.kill(image.pid, signal.SIGKILL)
 
@@ -178,13 +227,14 @@ class Images:
                 if not image.ready.settled or image.key not in self.by_key:
                     continue
                 try:
-                    reply = self._prober.request("fuse-check", lanes=(image.name,), name=image.name)
-                    yield from self._loop.wait(reply, CHECK_TIMEOUT_S, "statfs")
+                    yield from self._loop.wait(self._check(image), CHECK_TIMEOUT_S, "a check")
                 except TimeoutError:
-                    print(f"image {image.name}: its server hangs; killed", file=sys.stderr)
+                    print(f"image {image.name}: does not answer; given up", file=sys.stderr)
                     self.kill(image)
-                except OSError:
-                    continue  # it died, and its pidfd tells
+                except OSError as error:
+                    if not image.pid:  # of a server that died its pidfd tells
+                        print(f"image {image.name}: {error}; given up", file=sys.stderr)
+                        self.kill(image)
 
     def answer(self, keys: Iterable[str]) -> Task[bool]:
         """Whether the servers of these images answer now. One that does not is left to the watch,
@@ -194,11 +244,11 @@ class Images:
             image = self.by_key.get(key)
             if image is None:
                 return False
-            asked.append(self._prober.request("fuse-check", lanes=(image.name,), name=image.name))
+            asked.append(self._check(image))
         deadline = time.monotonic() + ANSWER_S
         for reply in asked:
             try:
-                yield from self._loop.wait(reply, max(0.0, deadline - time.monotonic()), "statfs")
+                yield from self._loop.wait(reply, max(0.0, deadline - time.monotonic()), "a check")
             except (OSError, TimeoutError):
                 return False
         return True
@@ -206,8 +256,7 @@ class Images:
     def suspect(self, image: MountedImage) -> Task[None]:
         """Something that needed this image took too long: kill its server unless it answers now."""
         try:
-            reply = self._prober.request("fuse-check", lanes=(image.name,), name=image.name)
-            yield from self._loop.wait(reply, CHECK_TIMEOUT_S, "statfs")
+            yield from self._loop.wait(self._check(image), CHECK_TIMEOUT_S, "a check")
         except (OSError, TimeoutError):
             self.kill(image)
 
@@ -215,101 +264,15 @@ class Images:
         self._loop.remove_reader(image.pidfd)
         os.close(image.pidfd)
         image.pidfd = -1
-        self._close_pipes(image)
         with suppress(ChildProcessError):
             os.waitpid(image.pid, 0)
+        self._gone(image)
+
+    def _gone(self, image: MountedImage) -> None:
+        for fd in (*image.held_fds, *image.alive_fds):
+            os.close(fd)
+        image.held_fds = image.alive_fds = ()
         if self.by_key.get(image.key) is image:
             del self.by_key[image.key]
             self._mounter.request("unmount", lanes=(image.name,), name=image.name)
             self._on_death(image)
-
-    @staticmethod
-    def _close_pipes(image: MountedImage) -> None:
-        for fd in image.alive_fds:
-            os.close(fd)
-        image.alive_fds = ()
-
-    def _spawn_server(self, fds: tuple[int, int, int, int], offset_bytes: int) -> int:
-        """Fork and exec squashfuse. The launcher has no threads, so the child may run Python."""
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            self._become_server(parent)
-            # Low numbers first, so that everything above them can be closed in one go.
-            copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 7) for fd in fds]
-            for target, source in enumerate(copies, start=3):
-                os.dup2(source, target, inheritable=True)
-            os.closerange(7, os.sysconf("SC_OPEN_MAX"))
-            argv = [
-                self._server_path,
-                "-f",
-                "-o",
-                f"ro,offset={offset_bytes}",
-                "/proc/self/fd/4",
-                "/dev/fd/5",
-            ]
-            seccomp.load(self._server_filter)
-            os.execve(self._server_path, argv, {"PATH": "/usr/bin", "LC_ALL": "C"})
-        except BaseException:  # noqa: BLE001 - must not return into the launcher's stack
-            traceback.print_exc(file=sys.stderr)
-        finally:
-            os._exit(127)
-
-    def _become_server(self, parent: int) -> None:
-        # The node's own parts are spared by the OOM killer; what an image can make grow is not.
-        # /proc/self belongs to root while a process is not dumpable.
-        set_dumpable(True)
-        set_oom_score(0)
-        set_dumpable(False)
-        namespaces.unshare(
-            namespaces.CLONE_NEWNS | namespaces.CLONE_NEWNET | namespaces.CLONE_NEWIPC
-        )
-        _enter_library_root()
-        os.setgroups([])
-        os.setresgid(self._server_id, self._server_id, self._server_id)
-        os.setresuid(self._server_id, self._server_id, self._server_id)
-        # After the change of ids, which clears it. The capabilities go with the exec: a process
-        # that is not root gains none, and there are no ambient ones.
-        set_parent_death_signal(signal.SIGKILL, parent)
-        set_no_new_privs()
-
-
-def _enter_library_root() -> None:
-    """Swap the root for one with the system's libraries and /proc, both read-only, and no more."""
-    mount.mount(None, "/", None, mount.MS_REC | mount.MS_PRIVATE)
-    root = mount.fs_context("tmpfs", {"mode": "0755", "size": "64k"})
-    trees: list[tuple[str, int]] = []
-    links: list[tuple[str, str]] = []
-    for path in _LIBRARY_PATHS:
-        if os.path.islink(path):
-            links.append((path, os.readlink(path)))
-        elif os.path.isdir(path):
-            trees.append((path, _read_only_tree(path)))
-    trees.append(("/proc", _read_only_tree("/proc")))
-    for path, _ in trees:
-        os.mkdir(path[1:], 0o755, dir_fd=root)
-    for path, target in links:
-        os.symlink(target, path[1:], dir_fd=root)
-    mount.move_mount(root, "", mount.AT_FDCWD, "/", mount.MOVE_MOUNT_F_EMPTY_PATH)
-    os.fchdir(root)
-    for path, tree in trees:
-        mount.move_mount(tree, "", mount.AT_FDCWD, path[1:], mount.MOVE_MOUNT_F_EMPTY_PATH)
-        os.close(tree)
-    mount.pivot_root(".", ".")
-    mount.umount2(".", mount.MNT_DETACH)
-    os.chdir("/")
-    os.close(root)
-
-
-def _read_only_tree(path: str) -> int:
-    tree = mount.open_tree(
-        mount.AT_FDCWD,
-        path,
-        mount.OPEN_TREE_CLONE | mount.OPEN_TREE_CLOEXEC | mount.AT_RECURSIVE,
-    )
-    mount.mount_setattr(
-        tree, "", mount.AT_EMPTY_PATH | mount.AT_RECURSIVE, attr_set=mount.MOUNT_ATTR_RDONLY
-    )
-    return tree

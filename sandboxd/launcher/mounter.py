@@ -8,10 +8,11 @@ stand in the way of a create.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher.worker import Handler
@@ -19,6 +20,9 @@ from sandboxd.linux import mount
 from sandboxd.rootfs.mount_targets import make_targets
 from sandboxd.rootfs.name_server import put_resolv_conf
 from sandboxd.rootfs.overlay import make_overlay_of_attached, make_root
+
+CHECK_BYTES: Final = 4096
+"""Of the header of a SIF, which is longer."""
 
 
 def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
@@ -69,11 +73,25 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
                 raise
             return {}, ()
 
+        def attach(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            path = f"{images_dir}/{request['name']}"
+            os.mkdir(path, 0o755)
+            try:
+                mount.move_mount(fds[0], "", mount.AT_FDCWD, path, mount.MOVE_MOUNT_F_EMPTY_PATH)
+            except OSError:
+                os.rmdir(path)
+                raise
+            return {}, ()
+
         def fuse_check(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
             del fds
             # statfs is never answered from a cache: the server itself must.
             found = os.statvfs(f"{images_dir}/{request['name']}")
             return {"files": found.f_files}, ()
+
+        def file_check(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
+            check_file(fds[0], request["was"])
+            return {}, ()
 
         def unmount(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
             del fds
@@ -105,11 +123,26 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
             "attached-root": attached_root,
             "targets": targets,
             "fuse-mount": fuse_mount,
+            "attach": attach,
             "fuse-check": fuse_check,
+            "file-check": file_check,
             "unmount": unmount,
         }
 
     return build
+
+
+def check_file(fd: int, was: list[int]) -> None:
+    """Read from an image's file as the disk has it, if it is still the one of that size and time of
+    change. Raises OSError: ESTALE where it is not."""
+    status = os.fstat(fd)
+    if [status.st_size, status.st_mtime_ns] != was:
+        raise OSError(errno.ESTALE, "the image's file was changed")
+    with suppress(OSError):
+        # Else what is in memory would be read.
+        os.posix_fadvise(fd, 0, CHECK_BYTES, os.POSIX_FADV_DONTNEED)
+    if len(os.pread(fd, CHECK_BYTES, 0)) != CHECK_BYTES:
+        raise OSError(errno.EIO, "the image's file cannot be read")
 
 
 def _give_name_server(request: dict[str, Any], made: tuple[int, ...]) -> None:

@@ -87,6 +87,8 @@ class Features:
     fuse_request_timeout: bool
     """``fs.fuse.default_request_timeout`` exists (since Linux 6.13)."""
     programs: Mapping[str, str | None] = field(default_factory=dict)
+    kernel_images: bool = False
+    """The kernel itself can serve images here (``image_backend = "kernel"``)."""
     checkpoint: str = "not looked for"
     """Why no process of a sandbox can be checkpointed here: a snapshot with ``processes`` is
     refused (``checkpoint-unsupported``)."""
@@ -151,6 +153,7 @@ def probe(
     *,
     writable_layer: str = "auto",
     layers_dir: str = "/var/tmp",
+    image_backend: str = "fuse",
 ) -> tuple[Features, list[Probe]]:
     """Try everything. Needs to run in a process with one thread.
 
@@ -158,7 +161,7 @@ def probe(
     have, where the configuration names them; else those of the account. ``sandboxes``: how many at
     once the host's limits should be enough for. ``squashfuse``: the program, if not the one found.
     ``writable_layer``: the one that must serve, ``auto`` for the best. ``layers_dir``: where those
-    writable layers may lie that are on disk.
+    writable layers may lie that are on disk. ``image_backend``: the one that must serve.
     """
     found = _Findings()
     ids = _account(found, account, ids)
@@ -193,6 +196,7 @@ def probe(
         limits=_limits(found, layout),
         fuse_request_timeout=_fuse_request_timeout(found),
         programs=_programs(found),
+        kernel_images=_kernel_images(found, map_ids if count else None, image_backend),
         checkpoint=_checkpoint(found),
     )
     _settings(found, sandboxes)
@@ -374,6 +378,27 @@ def _writable_layer(
         "none needed: sandboxes write to disk instead of memory. Linux 6.6 or newer is faster",
     )
     return "ext4", False
+
+
+def _kernel_images(found: _Findings, map_ids: mounts.MapIds | None, image_backend: str) -> bool:
+    """Only where it is asked for is it missed."""
+    name, why = "images served by the kernel", "see user namespaces"
+    if map_ids is not None:
+        try:
+            mounts.kernel_squashfs(map_ids)
+        except (OSError, ChildError) as error:
+            why = _reason(error)
+        else:
+            found.add(name, Status.OK, "squashfs on a loop device, idmapped")
+            return True
+    if image_backend != "kernel":
+        found.add(name, Status.OK, f"not offered: {why}")
+        return False
+    remedy = (
+        'see that root has loop devices here, on Linux 6.2 or newer, or set image_backend = "fuse"'
+    )
+    found.add(name, Status.FAIL, why, remedy)
+    return False
 
 
 def _limits(found: _Findings, layout: CgroupLayout) -> Mapping[str, Enforcement]:

@@ -13,7 +13,12 @@ from sandboxd.linux import _libc
 # <linux/loop.h>
 LOOP_CONFIGURE: Final = 0x4C0A
 LOOP_CTL_GET_FREE: Final = 0x4C82
+LO_FLAGS_READ_ONLY: Final = 1
 LO_FLAGS_AUTOCLEAR: Final = 4
+
+SECTOR_BYTES: Final = 512
+"""Of a device, unless it is told otherwise: it begins at a multiple, and what its file has after
+the last whole one is not on it."""
 
 LOOP_MAJOR: Final = 7  # <linux/major.h>
 
@@ -57,12 +62,26 @@ def attach(file_fd: int) -> tuple[str, int]:
 
     It is cleared with its last user: who mounts it closes the descriptor. Needs the host's root.
     """
+    return _attach(file_fd, os.O_RDWR, LoopInfo64(lo_flags=LO_FLAGS_AUTOCLEAR))
+
+
+def attach_read_only(file_fd: int, offset_bytes: int) -> tuple[str, int]:
+    """The same of what a file has from ``offset_bytes`` on, for reading.
+
+    Through the page cache: so it is read ahead, which made reading all of an image from a disk half
+    as fast again as past it (LO_FLAGS_DIRECT_IO).
+    """
+    info = LoopInfo64(lo_flags=LO_FLAGS_AUTOCLEAR | LO_FLAGS_READ_ONLY, lo_offset=offset_bytes)
+    return _attach(file_fd, os.O_RDONLY, info)
+
+
+def _attach(file_fd: int, mode: int, info: LoopInfo64) -> tuple[str, int]:
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
         for _ in range(TRIES):
             path = f"/dev/loop{fcntl.ioctl(control, LOOP_CTL_GET_FREE)}"
-            device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            config = LoopConfig(fd=file_fd, info=LoopInfo64(lo_flags=LO_FLAGS_AUTOCLEAR))
+            device = os.open(path, mode | os.O_CLOEXEC)
+            config = LoopConfig(fd=file_fd, info=info)
             try:
                 fcntl.ioctl(device, LOOP_CONFIGURE, config)
             except OSError as error:

@@ -26,6 +26,7 @@ MASKED: Final = (
     "proc/timer_list",  # every timer of the host, with the process that set it
     "proc/timer_stats",
     "sys/dev/block",  # the host's disks
+    "sys/devices/virtual/block",  # loop devices: where on the host the files of images lie
     "sys/devices/virtual/powercap",  # energy counters: a side channel (CVE-2020-8694)
     "sys/firmware",  # DMI serials, EFI variables
     "sys/fs/selinux",

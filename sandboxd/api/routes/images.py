@@ -61,6 +61,7 @@ async def list_images(request: Request) -> Response:
         errors.ImageNotFound,
         errors.ImageInvalid,
         errors.ImageUnavailable,
+        errors.ImageUnverified,
         errors.NodeUnavailable,
     ),
 )

@@ -94,6 +94,7 @@ async def asked_for(runtime: Runtime, body: CreateBody) -> tuple[SandboxSpec, by
         errors.NodeDraining,
         errors.NodeUnavailable,
         errors.ImageUnavailable,
+        errors.ImageUnverified,
         errors.SandboxSetupError,
         errors.SeccompInvalid,
         errors.SeccompNotFound,

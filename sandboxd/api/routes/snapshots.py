@@ -41,6 +41,7 @@ _CHANGED = (
     errors.NodeError,
     errors.NodeUnavailable,
     errors.ImageUnavailable,
+    errors.ImageUnverified,
     errors.SandboxSetupError,
 )
 
@@ -171,6 +172,7 @@ async def get(request: Request, snapshot_id: str) -> Response:
             errors.ImageNotFound,
             errors.ImageInvalid,
             errors.ImageUnavailable,
+            errors.ImageUnverified,
             errors.NodeError,
             errors.NodeUnavailable,
         ),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from sandboxd.linux import _libc, child, ext4, mount, namespaces, process
+from sandboxd.linux import _libc, child, ext4, mount, namespaces, process, squashfs
 
 TIMEOUT_S: Final = 15.0
 """What works answers in milliseconds, but not on a node that is overrun: which must start all the
@@ -146,6 +146,39 @@ def squashfuse(map_ids: MapIds, program: Path) -> None:
     _with_fuse_fd(work, map_ids)
 
 
+def kernel_squashfs(map_ids: MapIds) -> None:
+    """The kernel mounts the same squashfs from a loop device, idmapped; it is read in the user
+    namespace, where it is root's, and an overlay made on top of it."""
+
+    def work(theirs: socket.socket) -> None:
+        _tmpfs_scratch()
+        tree = _receive_fd(theirs)
+        target = SCRATCH / "lower"
+        target.mkdir()
+        mount.move_mount(tree, "", mount.AT_FDCWD, target, mount.MOVE_MOUNT_F_EMPTY_PATH)
+        os.close(tree)
+        owner = (target / "file").stat().st_uid
+        if (target / "file").read_bytes() != _FILE_TEXT or owner != 0:
+            raise _libc.oserror(errno.EIO, f"another file, or of owner {owner}")
+        _read_through_overlay()
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, child.running(lambda: work(theirs), NODE, map_ids) as inner:
+        user_ns = namespaces.open_namespace(inner.pid, "user")
+        image_fd = os.memfd_create("squashfs", os.MFD_CLOEXEC)
+        try:
+            os.write(image_fd, _SQUASHFS.ljust(squashfs.BLOCK_BYTES, b"\0"))
+            tree = squashfs.mount_idmapped(image_fd, 0, user_ns)
+            try:
+                socket.send_fds(ours, [b"f"], [tree])
+            finally:
+                os.close(tree)
+        finally:
+            os.close(image_fd)
+            os.close(user_ns)
+        inner.result(TIMEOUT_S)
+
+
 def proc_visible(map_ids: MapIds) -> None:
     """A new /proc and /sys can be mounted in new namespaces.
 
@@ -252,7 +285,7 @@ def _receive_fd(sock: socket.socket) -> int:
     sock.settimeout(TIMEOUT_S)
     _, fds, _, _ = socket.recv_fds(sock, 1, 1)
     if not fds:
-        raise _libc.oserror(errno.EBADF, "no /dev/fuse was sent")
+        raise _libc.oserror(errno.EBADF, "no descriptor was sent")
     os.set_inheritable(fds[0], False)
     return fds[0]
 

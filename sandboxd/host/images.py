@@ -1,0 +1,148 @@
+"""Images that the kernel itself serves: squashfs on a loop device, mounted by the host's root.
+
+The kernel trusts a file system's bytes, which squashfuse, without any right, need not: so they must
+be known bytes, and stay them. A file is taken whose SHA-256 is the digest that the store has it by,
+that root owns, that nobody else may write to, that nobody has open for writing (a lease would not
+be given), and that lies on a file system of this machine. What was looked at once is known by its
+inode and its times of change.
+
+A digest takes a second for a gigabyte, and a disk may never answer: a child does each, and answers
+the launcher itself over hostd's socket, where a message is whole whoever sends it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import select
+import signal
+import socket
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from sandboxd.launcher import protocol
+from sandboxd.linux import file_system, namespaces, squashfs
+
+CHILDREN_MAX: Final = 32
+KNOWN_MAX: Final = 4096
+END_S: Final = 1.0
+NOT_TRUSTED: Final = errno.EPERM
+"""The errno that says so, and no other failure."""
+
+Identity = tuple[int, ...]
+
+
+class KernelImages:
+    """The children that mount images, and which files were found to be what they should be."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, tuple[int, Identity, str]] = {}
+        self._known: dict[Identity, str] = {}
+
+    @property
+    def pidfds(self) -> list[int]:
+        """Readable once one has ended; then it is for ``ended``."""
+        return list(self._children)
+
+    def mount(
+        self, sock: socket.socket, message: Mapping[str, Any], file_fd: int, launcher_pid: int
+    ) -> None:
+        """Have a launcher's ``image`` answered: with the mount's descriptor, or an errno."""
+        if len(self._children) == CHILDREN_MAX:
+            told = {"errno": errno.EAGAIN, "what": "too many are mounted already"}
+            protocol.send(sock, {"id": message["id"], **told})
+            return
+        digest = str(message["digest"])
+        identity = _identity(os.fstat(file_fd))
+        known = self._known.get(identity) == digest
+        user_ns = namespaces.open_namespace(launcher_pid, "user")
+        pid = os.fork()
+        if pid:
+            os.close(user_ns)
+            self._children[os.pidfd_open(pid)] = (pid, identity, digest)
+            return
+        verified = False
+        try:
+            fds: tuple[int, ...] = ()
+            try:
+                check_file(file_fd)
+                if not known:
+                    check_digest(file_fd, digest)
+                verified = True
+                offset = int(message["offset_bytes"])
+                fds = (squashfs.mount_idmapped(file_fd, offset, user_ns),)
+                answer = {"id": message["id"]}
+            except OSError as error:
+                answer = {
+                    "id": message["id"],
+                    "errno": error.errno or errno.EIO,
+                    "what": str(error),
+                }
+                if error.errno == NOT_TRUSTED:
+                    answer["what"] = error.strerror
+            protocol.send(sock, answer, fds)
+        finally:
+            os._exit(0 if verified else 1)
+
+    def ended(self, pidfd: int) -> None:
+        pid, identity, digest = self._children.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        os.close(pidfd)
+        if status == 0:
+            self._known[identity] = digest
+            while len(self._known) > KNOWN_MAX:
+                del self._known[next(iter(self._known))]
+
+    def stop(self) -> None:
+        """End them all. Idempotent."""
+        for pidfd in self.pidfds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            if poller.poll(END_S * 1000):
+                self.ended(pidfd)
+            else:  # a disk holds it up; whoever is its parent then sees its end
+                os.close(pidfd)
+                del self._children[pidfd]
+
+
+def check_file(fd: int) -> None:
+    """Whether only root can change a file. Raises OSError, NOT_TRUSTED with the reason."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(NOT_TRUSTED, "it is not a regular file")
+    if status.st_uid != 0:
+        raise OSError(NOT_TRUSTED, f"it is owned by uid {status.st_uid}, not by root")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(NOT_TRUSTED, f"its mode is {stat.S_IMODE(status.st_mode):04o}")
+    if file_system.magic(fd) not in file_system.LOCAL:
+        raise OSError(NOT_TRUSTED, "it lies on a file system that others may change")
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+        raise OSError(NOT_TRUSTED, "it is open for writing")
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        why = "it is open for writing" if error.errno == errno.EAGAIN else str(error)
+        raise OSError(NOT_TRUSTED, why) from None
+    # Not kept: whoever opens it for writing later is root.
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def check_digest(fd: int, digest: str) -> None:
+    """Whether a file's SHA-256 is ``digest``, in hexadecimal. Raises OSError, NOT_TRUSTED."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != digest:
+        raise OSError(NOT_TRUSTED, f"its SHA-256 is {found[:12]}…, not {digest[:12]}…")
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return (
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
+    )  # fmt: skip
