@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sandboxd.config_lines import key_lines
+from sandboxd.cpu_list import parse_cpu_list
 from sandboxd.errors import ConfigError
-from sandboxd.model import Limits, parse_mount_roots
+from sandboxd.model import CPU_WEIGHT_MAX, IO_LIMITS, Limits, parse_mount_roots
 from sandboxd.network.policy import parse_pool, parse_upstreams
 
 ENV_PREFIX: Final = "SANDBOXD_"
@@ -193,6 +194,7 @@ class Config:
             pids=32_768,
             nofile=1_048_576,
             shm_mb=65_536,
+            cpu_weight=CPU_WEIGHT_MAX,
         )
     )
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -341,8 +343,15 @@ def _build(values: dict[str, object]) -> Config:
         }
         plain[table] = replace(getattr(base, table), **own)
     config = Config(**plain)
+    # Who asks for nothing has what is most, where that is a bound and the default none.
+    bounds = {
+        name: getattr(config.max_limits, name)
+        for name in (*IO_LIMITS, "cpuset")
+        if not getattr(config.default_limits, name)
+    }
     return replace(
         config,
+        default_limits=replace(config.default_limits, **bounds),
         images_dir=config.images_dir or os.path.join(config.state_dir, "images"),
         token_file=config.token_file or os.path.join(config.state_dir, "token"),
         node_name=config.node_name or socket.gethostname(),
@@ -402,8 +411,28 @@ def _check(config: Config) -> None:
         raise refuse("slots_min", "is more than slots_max", "slots_max")
     if config.default_output_bytes > config.max_output_bytes:
         raise refuse("default_output_bytes", "is more than max_output_bytes", "max_output_bytes")
+    # The maximum first: a default may come from it.
+    for table in ("max_limits", "default_limits"):
+        if why := _wrong_list(getattr(config, table).cpuset):
+            raise refuse(f"{table}.cpuset", why)
+    outside = set(_cpus(config.default_limits)) - set(_cpus(config.max_limits))
+    if config.max_limits.cpuset and outside:
+        raise refuse("default_limits.cpuset", "is not in max_limits.cpuset", "max_limits.cpuset")
     for one in fields(Limits):
         least, most = getattr(config.default_limits, one.name), getattr(config.max_limits, one.name)
+        if one.name == "cpuset":
+            continue
+        if one.name in IO_LIMITS:
+            for table, value in (("max_limits", most), ("default_limits", least)):
+                if value < 0 or 0 < value < IO_LIMITS[one.name]:
+                    why = f"must be 0 or at least {IO_LIMITS[one.name]}, not {value}"
+                    raise refuse(f"{table}.{one.name}", why)
+            if most and least > most:
+                why = f"must be in 0 to {most}, not {least}"
+                raise refuse(f"default_limits.{one.name}", why, f"max_limits.{one.name}")
+            continue
+        if one.name == "cpu_weight" and most > CPU_WEIGHT_MAX:
+            raise refuse("max_limits.cpu_weight", f"must be at most {CPU_WEIGHT_MAX}, not {most}")
         if most <= 0:
             raise refuse(f"max_limits.{one.name}", f"must be more than 0, not {most:g}")
         if not 0 < least <= most:
@@ -412,6 +441,20 @@ def _check(config: Config) -> None:
                 f"must be in 0 to {most:g}, not {least:g}",
                 f"max_limits.{one.name}",
             )
+
+
+def _wrong_list(text: str) -> str:
+    """What is wrong with a list of CPUs; "" if nothing, or if there is none."""
+    try:
+        if text:
+            parse_cpu_list(text)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _cpus(limits: Limits) -> tuple[int, ...]:
+    return parse_cpu_list(limits.cpuset) if limits.cpuset else ()
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

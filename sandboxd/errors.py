@@ -184,6 +184,18 @@ class MountTargetInvalid(RequestError):
     code = "mount-target-invalid"
 
 
+class CpusetUnavailable(RequestError):
+    """``limits.cpuset`` names a CPU that sandboxes of this node cannot have."""
+
+    code = "cpuset-unavailable"
+
+
+class LimitUnenforceable(RequestError):
+    """This node has nothing that could hold the limit that was asked for."""
+
+    code = "limit-unenforceable"
+
+
 class NetworkNotAllowed(RequestError):
     """This node's configuration does not allow the network that was asked for."""
 

@@ -48,6 +48,28 @@ class Limits:
     pids: int = 512
     nofile: int = 16_384
     shm_mb: int = 64
+    cpu_weight: int = 100
+    """Against other sandboxes that want the same CPU, 1 to 10,000."""
+    cpuset: str = ""
+    """Which CPUs, as a list like ``0-3,8``; all of the node's if empty."""
+    io_read_bps: int = 0
+    """Bytes a second from the devices of the writable layer; like the next three no limit if 0."""
+    io_write_bps: int = 0
+    io_read_iops: int = 0
+    """Requests a second."""
+    io_write_iops: int = 0
+
+
+IO_LIMITS = {
+    "io_read_bps": 1 << 20,
+    "io_write_bps": 1 << 20,
+    "io_read_iops": 64,
+    "io_write_iops": 64,
+}
+"""Limits that are none at 0, and the least that each can be else: a killed process that waits for
+its turn at a disk ends only after it."""
+
+CPU_WEIGHT_MAX = 10_000
 
 
 class NetworkMode(StrEnum):

@@ -33,6 +33,16 @@ def run(
     memory_mb: Annotated[int | None, typer.Option(help="Limit.")] = None,
     disk_mb: Annotated[int | None, typer.Option(help="Limit of what it may write.")] = None,
     pids: Annotated[int | None, typer.Option(help="Limit.")] = None,
+    cpuset: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Run on these CPUs, as in 0-3,8.")
+    ] = None,
+    cpu_weight: Annotated[
+        int | None, typer.Option(help="Against other sandboxes; they have 100.")
+    ] = None,
+    io_read_bps: Annotated[int | None, typer.Option(help="Limit of its disk, if any.")] = None,
+    io_write_bps: Annotated[int | None, typer.Option(help="Limit of its disk, if any.")] = None,
+    io_read_iops: Annotated[int | None, typer.Option(help="Limit of its disk, if any.")] = None,
+    io_write_iops: Annotated[int | None, typer.Option(help="Limit of its disk, if any.")] = None,
     copy_from: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,7 +73,18 @@ def run(
     """Create a sandbox, run a command in it and delete it; the command's exit status is ours."""
     words = options.command_words(command)
     how = options.exec_options(timeout_s=timeout, cwd=cwd, user=user, env=env, stdin=stdin)
-    given = {"cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids}
+    given: dict[str, float | str | None] = {
+        "cpus": cpus,
+        "memory_mb": memory_mb,
+        "disk_mb": disk_mb,
+        "pids": pids,
+        "cpuset": cpuset,
+        "cpu_weight": cpu_weight,
+        "io_read_bps": io_read_bps,
+        "io_write_bps": io_write_bps,
+        "io_read_iops": io_read_iops,
+        "io_write_iops": io_write_iops,
+    }
     limits = {name: value for name, value in given.items() if value is not None}
     like: CreateOptions = {"limits": limits} if limits else {}
     if copy_from:

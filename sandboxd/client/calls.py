@@ -121,8 +121,10 @@ class CreateOptions(TypedDict, total=False):
     env: Mapping[str, str]
     workdir: str
     user: str
-    limits: Mapping[str, float]
-    """``cpus``, ``memory_mb``, ``disk_mb``, ``inodes``, ``pids``, ``nofile``, ``shm_mb``."""
+    limits: Mapping[str, float | str]
+    """``cpus``, ``memory_mb``, ``disk_mb``, ``inodes``, ``pids``, ``nofile``, ``shm_mb``,
+    ``cpu_weight``, ``cpuset`` (a list like ``0-3,8``), ``io_read_bps``, ``io_write_bps``,
+    ``io_read_iops``, ``io_write_iops``."""
     ttl_s: float
     idle_timeout_s: float
     hostname: str

@@ -353,6 +353,8 @@ class Node:
     capacity: Json = field(repr=False)
     counts: Json = field(repr=False)
     raw: Json = field(repr=False)
+    cpus: str = ""
+    """Those that ``limits["cpuset"]`` may name."""
     admission: Json = field(default_factory=dict, repr=False)
     """What is promised of what there is, and why nothing more is taken on, if so."""
 

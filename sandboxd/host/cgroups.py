@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from sandboxd.errors import FeatureMissing
-from sandboxd.launcher.cgroups import CONTROLLERS, NodeCgroups
+from sandboxd.launcher.cgroups import CONTROLLERS, IO_CONTROLLERS, NodeCgroups
 from sandboxd.linux import cgroup
 
 NODE: Final = "node"
@@ -36,8 +36,11 @@ def living_directories(hostd_pid: int, name: str) -> frozenset[Path]:
     return frozenset(found)
 
 
-def make_node_cgroups(name: str, owner: int) -> NodeCgroups:
-    """Make the node's cgroups, emptied of what an earlier node left, and give them to ``owner``."""
+def make_node_cgroups(name: str, owner: int, *, io: bool = False) -> NodeCgroups:
+    """Make the node's cgroups, emptied of what an earlier node left, and give them to ``owner``.
+
+    ``io``: whether there are devices whose use can be limited.
+    """
     layout = cgroup.layout()
     if layout.v2_mount is None:
         raise FeatureMissing(
@@ -45,20 +48,23 @@ def make_node_cgroups(name: str, owner: int) -> NodeCgroups:
             hint="mount -t cgroup2 none /sys/fs/cgroup/unified",
         )
     own_v2 = _delegated(layout.own.get("", layout.v2_mount))
-    v2_controllers = frozenset(c for c in CONTROLLERS if layout.version_of(c) == 2)
+    wanted = (*CONTROLLERS, *(IO_CONTROLLERS if io else ()))
+    v2_controllers = frozenset(c for c in wanted if layout.version_of(c) == 2)
     if v2_controllers:
         _make_room(own_v2, layout.v2_mount)
         v2_controllers = cgroup.enable_controllers(own_v2, v2_controllers)
     v2 = own_v2 / name
     v1 = {
         controller: layout.own.get(controller, layout.v1[controller]) / name
-        for controller in CONTROLLERS
+        for controller in wanted
         if layout.version_of(controller) == 1
     }
     found = NodeCgroups(v2, v1, v2_controllers)
     remove_node_cgroups(found)
     for path in (v2, *v1.values()):
         cgroup.make(path)
+    if "cpuset" in v1:
+        _open_cpuset(v1["cpuset"])
     if v2_controllers:
         cgroup.enable_controllers(v2, v2_controllers)
     cgroup.make(v2 / NODE)
@@ -68,6 +74,13 @@ def make_node_cgroups(name: str, owner: int) -> NodeCgroups:
             with suppress(FileNotFoundError):
                 os.chown(path / file, owner, owner)
     return found
+
+
+def _open_cpuset(path: Path) -> None:
+    """A v1 cpuset takes no task until it has CPUs and memory nodes; its children copy them."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        cgroup.write(path / name, (path.parent / name).read_text(encoding="ascii").strip())
+    cgroup.write(path / "cgroup.clone_children", 1)
 
 
 def remove_node_cgroups(node: NodeCgroups, timeout_s: float = 10.0) -> None:

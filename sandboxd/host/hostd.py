@@ -103,7 +103,9 @@ class Node:
     def start(self) -> None:
         """Bring the node up to where it serves. Raises NodeError, OSError; ``stop`` cleans up."""
         settings = self._settings
-        self._cgroups = make_node_cgroups(settings.cgroup_name, settings.ids.node)
+        self._cgroups = make_node_cgroups(
+            settings.cgroup_name, settings.ids.node, io=settings.writable_layer == "ext4"
+        )
         self._network.stop()  # what a hostd that was killed left on the host
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote_ours, zygote_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sandboxd.cpu_list import cpu_list
 from sandboxd.host.client import HostClient
 from sandboxd.launcher import mounter, protocol, spooler, undertaker
 from sandboxd.launcher.census import census
@@ -153,6 +154,7 @@ def _serve(
             "nofile": "enforced",
             "shm_mb": "enforced",
         },
+        "cpus": cpu_list(os.sched_getaffinity(0)),
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
         "started_at": time.time(),
     }

@@ -12,26 +12,30 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from sandboxd.linux import cgroup
-from sandboxd.linux.cgroup_limits import LimitsV1, LimitsV2
+from sandboxd.linux.cgroup_limits import CPU_WEIGHT_DEFAULT, IO_NONE, LimitsV1, LimitsV2
 from sandboxd.model import Enforcement, Limits
 
 RESERVE_BYTES: Final = 16 * 1024 * 1024
 """For PID 1, page tables and the kernel's own memory of a sandbox, on top of what it asked for."""
 
-CONTROLLERS: Final = ("memory", "pids", "cpu")
+CONTROLLERS: Final = ("memory", "pids", "cpu", "cpuset")
+
+IO_CONTROLLERS: Final = ("io", "blkio")
+"""Of v2 and of v1; only where the writable layer has a device (ext4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCgroups:
     """The node's directories: ``v2`` always, ``v1`` by controller where a v1 hierarchy has it.
 
-    ``v2_controllers``: those of ``CONTROLLERS`` that v2 holds here.
+    ``v2_controllers``: those of ``CONTROLLERS`` and ``IO_CONTROLLERS`` that v2 holds here.
     """
 
     v2: Path
@@ -41,10 +45,21 @@ class NodeCgroups:
     def enforcement(self) -> dict[str, Enforcement]:
         """For each limit that a cgroup holds, whether one does here."""
         have = self.v1.keys() | self.v2_controllers
-        names = {"memory_mb": "memory", "pids": "pids", "cpus": "cpu"}
+        names = {
+            "memory_mb": {"memory"},
+            "pids": {"pids"},
+            "cpus": {"cpu"},
+            "cpu_weight": {"cpu"},
+            "cpuset": {"cpuset"},
+            "io_read_bps": {"io", "blkio"},
+            "io_read_iops": {"io", "blkio"},
+            # What is written is written back later: v1 does not know for whom.
+            "io_write_bps": {"io"},
+            "io_write_iops": {"io"},
+        }
         return {
-            limit: Enforcement.ENFORCED if controller in have else Enforcement.NONE
-            for limit, controller in names.items()
+            limit: Enforcement.ENFORCED if have & controllers else Enforcement.NONE
+            for limit, controllers in names.items()
         }
 
 
@@ -55,6 +70,12 @@ class SandboxCgroups:
     node: NodeCgroups
     v2: Path
     v1: dict[str, Path]
+    cpu_weight: int = CPU_WEIGHT_DEFAULT
+    cpuset: str = ""
+    """As they are set; a new cgroup has the node's."""
+    io: tuple[int, int, int, int] = IO_NONE
+    devices: set[int] = field(default_factory=set)
+    """For which ``io`` is set."""
 
     @property
     def oom_kill_path(self) -> str | None:
@@ -75,6 +96,48 @@ class SandboxCgroups:
                 how.set_pids(path, limits.pids + 1)  # PID 1 is counted too
             elif controller == "cpu":
                 how.set_cpu(path, limits.cpus)
+                if limits.cpu_weight != self.cpu_weight:
+                    how.set_cpu_weight(path, limits.cpu_weight)
+                    self.cpu_weight = limits.cpu_weight
+            elif controller == "cpuset" and limits.cpuset != self.cpuset:
+                # Of a slot that was primed for somebody else it may have to go: v1 takes no empty
+                # list while tasks are in it.
+                how.set_cpus(path, limits.cpuset or self._cpus_of_node(controller))
+                self.cpuset = limits.cpuset
+        self.io = (
+            limits.io_read_bps,
+            limits.io_write_bps,
+            limits.io_read_iops,
+            limits.io_write_iops,
+        )
+
+    def _cpus_of_node(self, controller: str) -> str:
+        if controller not in self.v1:
+            return "\n"  # an empty list: a write of nothing would change nothing
+        return (self.v1[controller].parent / "cpuset.cpus").read_text(encoding="ascii").strip()
+
+    def limit_devices(self, devices: Iterable[int]) -> None:
+        """Hold what goes to the devices of a root's layers to ``io``; those of a memory file system
+        are none."""
+        if self.io == IO_NONE:
+            return
+        for device in set(devices) - self.devices:
+            if os.major(device):
+                self._set_io(device, self.io)
+                self.devices.add(device)
+
+    def lift_io(self) -> None:
+        """Before it is killed: who waits for its turn at a disk cannot die before that."""
+        for device in self.devices:
+            with suppress(OSError):  # the device went with its last mount
+                self._set_io(device, IO_NONE)
+        self.devices.clear()
+
+    def _set_io(self, device: int, io: tuple[int, int, int, int]) -> None:
+        if "blkio" in self.v1:
+            LimitsV1().set_io(self.v1["blkio"], device, io)
+        elif "io" in self.node.v2_controllers:
+            LimitsV2().set_io(self.v2, device, io)
 
     def open_for_pid1(self) -> list[int]:
         """The cgroup2 directory, then each v1 ``cgroup.procs``, in M_SETUP's order."""

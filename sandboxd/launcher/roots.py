@@ -119,6 +119,7 @@ class Roots:
         # Before PID 1 has it: or PID 1's death could be the one that pays.
         self._undertaker.request("hold", (overlay_fd,), key=root.overlay_key)
         try:
+            slot.cgroups.limit_devices(os.fstat(layer.fd).st_dev for layer in root.layers)
             if fill is not None:
                 root.filled = yield from fill(overlay_fd)
             if places:

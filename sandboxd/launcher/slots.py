@@ -84,6 +84,7 @@ class Slot:
 
     def kill(self) -> None:
         """SIGKILL to PID 1, and by that to all of its pid namespace. ``dead`` tells when."""
+        self.cgroups.lift_io()
         if self.pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)

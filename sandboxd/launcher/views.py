@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sandboxd.cpu_list import parse_cpu_list
 from sandboxd.errors import SandboxdError
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import cpus, protocol
@@ -118,7 +119,8 @@ class Views:
         view = self._views.get(slot)
         if view is None:
             return
-        view.share = self._cpus.take(limits.cpus)
+        within = parse_cpu_list(limits.cpuset) if limits.cpuset else ()
+        view.share = self._cpus.take(limits.cpus, within)
         if view.share.cpus != self._cpus.all:
             cpus.bind(slot.pid, view.share.cpus)
         view.told = {

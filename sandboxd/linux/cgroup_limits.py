@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,14 @@ CPU_PERIOD_US: Final = 100_000
 CPU_QUOTA_MIN_US: Final = 1000
 """The least the kernel takes as a quota (``min_cfs_quota_period`` in kernel/sched)."""
 
+
+CPU_WEIGHT_DEFAULT: Final = 100
+"""CGROUP_WEIGHT_DFL (include/linux/cgroup.h); a new cgroup has it."""
+
+CPU_SHARES_DEFAULT: Final = 1024
+"""Its like on v1: ``NICE_0_LOAD`` of kernel/sched."""
+
+IO_NONE: Final = (0, 0, 0, 0)
 
 SOCKETS_MIN_BYTES: Final = 4 << 20
 SOCKETS_PART: Final = 16
@@ -39,6 +48,19 @@ class Limits(ABC):
     @abstractmethod
     def set_cpu(self, path: Path, cpus: float) -> None:
         """Limit run time to ``cpus`` seconds a second, over periods of ``CPU_PERIOD_US``."""
+
+    @abstractmethod
+    def set_cpu_weight(self, path: Path, weight: int) -> None:
+        """What it gets of a CPU that its siblings want too: 1 to 10,000, and 100 at first."""
+
+    def set_cpus(self, path: Path, cpus: str) -> None:
+        """The CPUs, as a list; the same file in both versions. Its tasks move at once."""
+        write(path / "cpuset.cpus", cpus)
+
+    @abstractmethod
+    def set_io(self, path: Path, device: int, limits: tuple[int, int, int, int]) -> None:
+        """Limit what goes to a whole block device (``st_rdev``, no partition): bytes read and
+        written a second, requests read and written a second; 0 is no limit."""
 
     def set_pids(self, path: Path, count: int) -> None:
         """Limit the number of tasks (threads count); the same file in both versions."""
@@ -99,6 +121,17 @@ class LimitsV1(Limits):
         write(path / "cpu.cfs_period_us", CPU_PERIOD_US)
         write(path / "cpu.cfs_quota_us", _quota_us(cpus))
 
+    def set_cpu_weight(self, path: Path, weight: int) -> None:
+        # As the kernel itself puts v2's weights on v1's scale: sched_weight_from_cgroup() in
+        # kernel/sched/sched.h, DIV_ROUND_CLOSEST(weight * 1024, CGROUP_WEIGHT_DFL).
+        shares = (weight * CPU_SHARES_DEFAULT + CPU_WEIGHT_DEFAULT // 2) // CPU_WEIGHT_DEFAULT
+        write(path / "cpu.shares", shares)
+
+    def set_io(self, path: Path, device: int, limits: tuple[int, int, int, int]) -> None:
+        names = ("read_bps", "write_bps", "read_iops", "write_iops")
+        for name, value in zip(names, limits, strict=True):
+            write(path / f"blkio.throttle.{name}_device", f"{_device(device)} {value}")
+
     def memory_bytes(self, path: Path) -> int:
         return _number(path / "memory.usage_in_bytes")
 
@@ -123,6 +156,15 @@ class LimitsV2(Limits):
     def set_cpu(self, path: Path, cpus: float) -> None:
         write(path / "cpu.max", f"{_quota_us(cpus)} {CPU_PERIOD_US}")
 
+    def set_cpu_weight(self, path: Path, weight: int) -> None:
+        write(path / "cpu.weight", weight)
+
+    def set_io(self, path: Path, device: int, limits: tuple[int, int, int, int]) -> None:
+        names = ("rbps", "wbps", "riops", "wiops")
+        pairs = zip(names, limits, strict=True)
+        told = " ".join(f"{name}={value or 'max'}" for name, value in pairs)
+        write(path / "io.max", f"{_device(device)} {told}")
+
     def memory_bytes(self, path: Path) -> int:
         return _number(path / "memory.current")
 
@@ -140,6 +182,10 @@ def limits_for(layout: CgroupLayout, controller: str) -> Limits | None:
     """How ``controller`` is set on this node; None where no hierarchy has it."""
     version = layout.version_of(controller)
     return {1: LimitsV1(), 2: LimitsV2(), None: None}[version]
+
+
+def _device(number: int) -> str:
+    return f"{os.major(number)}:{os.minor(number)}"
 
 
 def _quota_us(cpus: float) -> int:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from sandboxd.config import Config
 from sandboxd.errors import RequestError
 from sandboxd.model import SandboxSpec
+from sandboxd.runtime.limits import check_maximum
 from sandboxd.runtime.network import check_network
 
 
 def check_allowed(spec: SandboxSpec, config: Config) -> None:
-    """Raises RequestError naming the field of ``spec`` that this node does not allow, and
-    NetworkUnavailable."""
-    most = asdict(config.max_limits)
-    for name, value in asdict(spec.limits).items():
-        if value > most[name]:
-            raise RequestError(
-                f"limits.{name} is {value:g}, this node allows {most[name]:g}",
-                field=f"limits.{name}",
-                maximum=most[name],
-            )
+    """Raises RequestError naming the field of ``spec`` that this node does not allow,
+    CpusetUnavailable, NetworkNotAllowed and NetworkUnavailable."""
+    check_maximum(spec.limits, config.max_limits)
     check_ttl(spec.ttl_s, config)
     check_network(spec, config)
 

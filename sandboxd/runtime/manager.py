@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sandboxd.config import Config
+from sandboxd.cpu_list import parse_cpu_list
 from sandboxd.errors import (
     NodeUnavailable,
     SandboxDead,
@@ -182,6 +183,12 @@ class Runtime:
         """How each limit is held, as the launcher said: ``enforced``, ``watchdog`` or ``none``."""
         limits = self._node.get("limits")
         return limits if isinstance(limits, dict) else {}
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The CPUs that the node may use; none until the launcher has said so."""
+        said = self._node.get("cpus")
+        return parse_cpu_list(said) if isinstance(said, str) else ()
 
     def find(self, sandbox_id: str) -> Sandbox:
         sandbox = self._table.get(sandbox_id)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from sandboxd.cpu_list import cpu_list
 from sandboxd.views.figures import Cpu, Memory
 from sandboxd.views.tree import Node
 
@@ -200,17 +201,6 @@ def cpu_file(node: Node, cpus: Sequence[int]) -> bytes:
         shown = own if node.name.startswith(("core_cpus", "thread_siblings")) else cpus
         text = cpu_list(shown) if node.name.endswith("_list") else cpu_mask(shown)
     return f"{text}\n".encode()
-
-
-def cpu_list(cpus: Sequence[int]) -> str:
-    """As the kernel writes a list of CPUs: ``0-3,8``."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and ranges[-1][1] == cpu - 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
 def cpu_mask(cpus: Sequence[int]) -> str:

@@ -237,10 +237,12 @@ def test_half_a_cpu_is_half_a_cpu(daemon: Daemon):
 
 def test_the_node_says_how_each_limit_is_held(daemon: Daemon):
     node = daemon.http.get("/v1/node").json()
-    assert set(node["enforcement"]) == {
-        "cpus", "memory_mb", "disk_mb", "inodes", "pids", "nofile", "shm_mb",
+    held = {
+        "cpus", "memory_mb", "disk_mb", "inodes", "pids", "nofile", "shm_mb", "cpuset",
+        "cpu_weight",
     }  # fmt: skip
-    assert set(node["enforcement"].values()) == {"enforced"}
+    no_device = {"io_read_bps", "io_write_bps", "io_read_iops", "io_write_iops"}
+    assert node["enforcement"] == dict.fromkeys(held, "enforced") | dict.fromkeys(no_device, "none")
 
 
 def test_a_core_dump_starts_nothing_on_the_host(daemon: Daemon, sandbox: str):

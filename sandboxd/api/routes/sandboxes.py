@@ -20,6 +20,7 @@ from sandboxd.errors import RequestError
 from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime import lifecycle
 from sandboxd.runtime.bounds import check_allowed
+from sandboxd.runtime.limits import check_enforceable
 from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.sandbox import Sandbox, SandboxView
 
@@ -62,9 +63,10 @@ def inline_files(body: CreateBody) -> list[InlineFile]:
 
 async def asked_for(runtime: Runtime, body: CreateBody) -> tuple[SandboxSpec, bytes]:
     """What a body asks for, and its own seccomp program. Raises RequestError for what this node
-    does not allow, SeccompNotFound, SeccompInvalid."""
+    does not allow, CpusetUnavailable, LimitUnenforceable, SeccompNotFound, SeccompInvalid."""
     spec = body.to_spec(runtime.config)
     check_allowed(spec, runtime.config)
+    check_enforceable(spec.limits, runtime.enforcement, runtime.cpus)
     if body.seccomp is None:
         return spec, b""
     profile = await runtime.profiles.find(body.seccomp)
@@ -82,6 +84,8 @@ async def asked_for(runtime: Runtime, body: CreateBody) -> tuple[SandboxSpec, by
         errors.ImageInvalid,
         errors.SnapshotNotFound,
         errors.IdempotencyConflict,
+        errors.CpusetUnavailable,
+        errors.LimitUnenforceable,
         errors.NetworkNotAllowed,
         errors.NetworkUnavailable,
         errors.MountNotAllowed,

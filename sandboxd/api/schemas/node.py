@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sandboxd.api.schemas.base import Answer
-from sandboxd.api.schemas.sandboxes import LimitsAnswer
+from sandboxd.api.schemas.limits import LimitsAnswer
 
 
 class DrainState(Answer):
@@ -68,6 +68,8 @@ class NodeAnswer(Answer):
     features: dict[str, Any]
     """What the node can do, as tried out at its start."""
     enforcement: dict[str, Any]
+    cpus: str = Field(examples=["0-63"])
+    """Those that ``limits.cpuset`` may name."""
     capacity: dict[str, Any]
     counts: dict[str, Any]
     admission: AdmissionAnswer

@@ -23,13 +23,13 @@ from sandboxd.api.schemas.base import (
     User,
     Word,
 )
+from sandboxd.api.schemas.limits import LimitsAnswer, LimitsBody
 from sandboxd.api.schemas.mounts import MountAnswer, Mounts, mount_specs
 from sandboxd.api.schemas.network import NetworkAnswer, NetworkChoice, network_spec
 from sandboxd.config import Config
 from sandboxd.model import (
     CopyFrom,
     InlineFile,
-    Limits,
     SandboxSpec,
 )
 
@@ -37,30 +37,6 @@ FILES_MAX: Final = 64
 """Inline files of one create: it waits for each of them."""
 PATHS_MAX: Final = 64
 """Of one copy."""
-
-
-class LimitsBody(Body):
-    """What one sandbox may use; what is left out is the node's default."""
-
-    cpus: float | None = Field(default=None, ge=0.01, le=4096, examples=[1.0])
-    memory_mb: int | None = Field(default=None, ge=16, le=1 << 24, examples=[2048])
-    disk_mb: int | None = Field(default=None, ge=1, le=1 << 24, examples=[2048])
-    """Bytes of the writable layer. Its pages are memory of the node."""
-    inodes: int | None = Field(default=None, ge=16, le=1 << 28)
-    """Files of the writable layer."""
-    pids: int | None = Field(default=None, ge=8, le=1 << 22, examples=[512])
-    nofile: int | None = Field(default=None, ge=16, le=1 << 20)
-    """Open files of each process."""
-    shm_mb: int | None = Field(default=None, ge=1, le=1 << 24)
-    """Size of /dev/shm."""
-
-    def over(self, defaults: Limits) -> Limits:
-        return Limits(
-            **{
-                name: getattr(defaults, name) if value is None else value
-                for name, value in self.model_dump().items()
-            }
-        )
 
 
 class InlineFileBody(Body):
@@ -215,16 +191,6 @@ class CreateBody(Body):
             network=network_spec(self.network, self.run),
             mounts=mount_specs(self.mounts),
         )
-
-
-class LimitsAnswer(Answer):
-    cpus: float
-    memory_mb: int
-    disk_mb: int
-    inodes: int
-    pids: int
-    nofile: int
-    shm_mb: int
 
 
 class FailureAnswer(Answer):
