@@ -22,7 +22,7 @@ from typing import Any, Final
 from sandboxd.config_lines import key_lines
 from sandboxd.cpu_list import parse_cpu_list
 from sandboxd.errors import ConfigError
-from sandboxd.model import CPU_WEIGHT_MAX, IO_LIMITS, Limits, parse_mount_roots
+from sandboxd.model import CPU_WEIGHT_MAX, IO_LIMITS, KernelCaps, Limits, parse_mount_roots
 from sandboxd.network.policy import parse_pool, parse_upstreams
 
 ENV_PREFIX: Final = "SANDBOXD_"
@@ -32,7 +32,14 @@ LOG_FORMATS: Final = ("text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 NODES: Final = ("auto", "own", "unit")
 TOKEN_BYTES: Final = 32
-_TABLES: Final = ("default_limits", "max_limits")
+CAP_MAX: Final = (1 << 31) - 1
+PTYS_MAX: Final = 1 << 20
+"""``NR_UNIX98_PTY_MAX`` of the kernel."""
+_TABLES: Final[dict[str, type[Limits] | type[KernelCaps]]] = {
+    "default_limits": Limits,
+    "max_limits": Limits,
+    "kernel_caps": KernelCaps,
+}
 _MAY_BE_ZERO: Final = frozenset(
     {
         "image_idle_s",
@@ -197,6 +204,8 @@ class Config:
             cpu_weight=CPU_WEIGHT_MAX,
         )
     )
+    kernel_caps: KernelCaps = field(default_factory=KernelCaps)
+    """Of every sandbox; those that are there, or made ahead, keep what they have."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each setting that is no default comes from."""
 
@@ -252,8 +261,8 @@ def load_config(
 def _types() -> dict[str, type]:
     kinds = {"str": str, "int": int, "float": float, "bool": bool}
     types = {f.name: kinds[str(f.type)] for f in fields(Config) if str(f.type) in kinds}
-    for table in _TABLES:
-        types |= {f"{table}.{f.name}": kinds[str(f.type)] for f in fields(Limits)}
+    for table, kind in _TABLES.items():
+        types |= {f"{table}.{f.name}": kinds[str(f.type)] for f in fields(kind)}
     return types
 
 
@@ -411,6 +420,11 @@ def _check(config: Config) -> None:
         raise refuse("slots_min", "is more than slots_max", "slots_max")
     if config.default_output_bytes > config.max_output_bytes:
         raise refuse("default_output_bytes", "is more than max_output_bytes", "max_output_bytes")
+    if config.kernel_caps.ptys > PTYS_MAX:
+        raise refuse("kernel_caps.ptys", f"must be at most {PTYS_MAX}")
+    for one in fields(KernelCaps):
+        if not 0 <= getattr(config.kernel_caps, one.name) <= CAP_MAX:
+            raise refuse(f"kernel_caps.{one.name}", f"must be in 0 to {CAP_MAX}")
     # The maximum first: a default may come from it.
     for table in ("max_limits", "default_limits"):
         if why := _wrong_list(getattr(config, table).cpuset):

@@ -72,6 +72,27 @@ its turn at a disk ends only after it."""
 CPU_WEIGHT_MAX = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class KernelCaps:
+    """What one sandbox may hold of what no cgroup counts: the same for all of a node.
+
+    The kernel counts the first two for each user of the sandbox and up through every namespace
+    above it, the last three for each user (``user_namespaces(7)``, ``getrlimit(2)``).
+    """
+
+    inotify_instances: int = 128
+    inotify_watches: int = 65_536
+    ptys: int = 64
+    posix_queues: int = 64
+    """POSIX message queues."""
+    posix_queue_kb: int = 800
+    """RLIMIT_MSGQUEUE: kernel memory of those; what the kernel gives every user."""
+    pending_signals: int = 16_384
+    """RLIMIT_SIGPENDING: queued signals and POSIX timers."""
+    locked_memory_kb: int = 8192
+    """RLIMIT_MEMLOCK; what the kernel gives every user."""
+
+
 class NetworkMode(StrEnum):
     """How much of a network a sandbox has."""
 

@@ -11,7 +11,7 @@ import typer
 from sandboxd.cli import options
 from sandboxd.cli.output import print_json, print_table, reporting
 from sandboxd.config import Config, load_config
-from sandboxd.model import Limits
+from sandboxd.model import KernelCaps, Limits
 
 
 def build() -> typer.Typer:
@@ -48,7 +48,7 @@ def with_origins(config: Config) -> dict[str, object]:
 def _settings(config: Config) -> Iterator[tuple[str, object, str]]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if isinstance(value, Limits):
+        if isinstance(value, Limits | KernelCaps):
             for name, one in dataclasses.asdict(value).items():
                 key = f"{field.name}.{name}"
                 yield key, one, config.origins.get(key, "default")

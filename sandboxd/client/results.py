@@ -353,6 +353,8 @@ class Node:
     capacity: Json = field(repr=False)
     counts: Json = field(repr=False)
     raw: Json = field(repr=False)
+    kernel_caps: dict[str, int] = field(default_factory=dict, repr=False)
+    """What a sandbox may hold of what no cgroup counts."""
     cpus: str = ""
     """Those that ``limits["cpuset"]`` may name."""
     admission: Json = field(default_factory=dict, repr=False)

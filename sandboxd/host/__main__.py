@@ -23,7 +23,7 @@ from sandboxd.host.network import NetworkSettings, refusal
 from sandboxd.linux.features import Features, Probe, Status, probe
 from sandboxd.linux.process import lower_oom_score
 from sandboxd.log_lines import VARIABLE, common_fields, fold_stderr
-from sandboxd.model import parse_mount_roots
+from sandboxd.model import KernelCaps, parse_mount_roots
 
 
 def main() -> int:
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--writable-layer", default="auto", choices=("auto", "tmpfs", "ext4"))
     parser.add_argument("--layers-dir", required=True, help="for writable layers on disk")
     parser.add_argument("--mount-roots", default="", help="PATH[:rw][:unmapped],... to mount from")
+    parser.add_argument("--kernel-caps", default="{}", help="model.KernelCaps as JSON")
     parser.add_argument("--network-pool", default="", help="addresses of sandboxes; none if empty")
     parser.add_argument("--dns-upstreams", default="", help="the host's own if empty")
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
@@ -92,6 +93,7 @@ def main() -> int:
             describe=_describe(features, args.max_sandboxes, refusal(network)),
             network=network,
             mount_roots=parse_mount_roots(args.mount_roots),
+            kernel_caps=KernelCaps(**json.loads(args.kernel_caps)),
         )
         run(settings, args.lifeline_fd, args.ready_fd)
     except (SandboxdError, OSError) as error:

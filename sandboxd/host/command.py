@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
+from dataclasses import asdict
 
 from sandboxd.config import Config
 
@@ -38,5 +40,6 @@ def hostd_command(config: Config) -> list[str]:
         *("--sweep-s", str(config.sweep_s)),
         *("--oom-score-adjust", str(config.oom_score_adjust)),
         *("--mount-roots", config.mount_roots),
+        *("--kernel-caps", json.dumps(asdict(config.kernel_caps))),
         *("--network-pool", config.network_pool, "--dns-upstreams", config.dns_upstreams),
     ]

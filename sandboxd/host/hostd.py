@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.linux import cgroup, namespaces
 from sandboxd.linux.process import raise_limit
 from sandboxd.log_lines import VARIABLE
-from sandboxd.model import MountRoot
+from sandboxd.model import KernelCaps, MountRoot
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -78,6 +78,7 @@ class NodeSettings:
     """What the launcher's ``node`` verb answers, for the daemon."""
     network: NetworkSettings = field(default_factory=NetworkSettings)
     mount_roots: tuple[MountRoot, ...] = ()
+    kernel_caps: KernelCaps = field(default_factory=KernelCaps)
     image_backend: str = "fuse"
     """``fuse``, or ``kernel``: who serves images."""
 
@@ -162,6 +163,7 @@ class Node:
             "slots_primed": settings.slots_primed if settings.writable_layer == "tmpfs" else 0,
             "writable_layer": settings.writable_layer,
             "overlay_detached": settings.overlay_detached,
+            "kernel_caps": asdict(settings.kernel_caps),
             "network_pool": settings.network.pool,
             "cgroups": {
                 "v2": str(self._cgroups.v2),

@@ -135,6 +135,7 @@ void table_drop_client(uint32_t client);
 /* setup.c */
 int setup_stage(const struct inbox *in, struct failure *fail);
 int setup_lock(struct failure *fail);
+int setup_user_limits(const struct inbox *in, struct failure *fail);
 struct kernel_mounts {
     int fd[3]; /* O_PATH: /proc, /sys, /dev, wherever they are attached now */
 };

@@ -214,7 +214,7 @@ static int set_up(struct inbox *in, struct failure *fail) {
     errno = EBADMSG;
     if (is_set_up)
         return fail_at(fail, STEP_MESSAGE, 2);
-    if (join_cgroups(in, fail))
+    if (join_cgroups(in, fail) || setup_user_limits(in, fail))
         return -1;
     struct failure *shared = &records[0].failure;
     pid_t pid = fork();

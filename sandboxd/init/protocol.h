@@ -121,6 +121,9 @@ struct setup {
     uint32_t shm_inodes;
     uint32_t dev_inodes;
     uint32_t pty_max;
+    uint32_t pending_signals; /* RLIMIT_SIGPENDING of every command; the next two likewise */
+    uint32_t memlock_kb;
+    uint32_t msgqueue_kb;
     uint32_t sysctl_count;
     uint32_t mask_count;
     uint32_t readonly_count;

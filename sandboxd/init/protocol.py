@@ -207,7 +207,7 @@ def errno_symbol(err: int) -> str:
 MSG: Final = struct.Struct("=IIII")
 ZYGOTE_INIT: Final = struct.Struct("=IIIIQQQ")
 ZYGOTE_CLONED: Final = struct.Struct("=ii")
-SETUP: Final = struct.Struct("=8I")
+SETUP: Final = struct.Struct("=11I")
 EXEC_REQ: Final = struct.Struct("=IIIII")
 FILE_REQ: Final = struct.Struct("=IIIIQQQQQqqIIII")
 FILE_ENTRY: Final = struct.Struct("=IIIIIIIIQQq")
@@ -371,6 +371,9 @@ def setup_payload(
     shm_inodes: int,
     dev_inodes: int,
     pty_max: int,
+    pending_signals: int,
+    memlock_kb: int,
+    msgqueue_kb: int,
 ) -> bytes:
     """Payload of M_SETUP."""
     pairs = [word for pair in sysctls for word in pair]
@@ -380,6 +383,9 @@ def setup_payload(
         shm_inodes,
         dev_inodes,
         pty_max,
+        pending_signals,
+        memlock_kb,
+        msgqueue_kb,
         len(pairs) // 2,
         len(masks),
         len(readonly),

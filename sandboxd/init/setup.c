@@ -23,6 +23,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -185,6 +186,30 @@ int setup_open_mounts(struct kernel_mounts *mounts, struct failure *fail) {
         mounts->fd[i] = sys_open_tree(AT_FDCWD, path, 0);
         if (mounts->fd[i] < 0)
             return fail_at(fail, STEP_STAGE, i + 1);
+    }
+    return 0;
+}
+
+/* What is counted by user; commands inherit it and cannot raise it. Where the host lets the node have
+ * less, there is less. */
+int setup_user_limits(const struct inbox *in, struct failure *fail) {
+    struct setup setup;
+    memcpy(&setup, in->payload, sizeof setup);
+    const struct {
+        enum __rlimit_resource resource;
+        rlim_t most;
+    } limits[] = {{RLIMIT_SIGPENDING, setup.pending_signals},
+                  {RLIMIT_MEMLOCK, (rlim_t)setup.memlock_kb * 1024},
+                  {RLIMIT_MSGQUEUE, (rlim_t)setup.msgqueue_kb * 1024}};
+    for (uint32_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        struct rlimit limit;
+        if (getrlimit(limits[i].resource, &limit))
+            return fail_at(fail, STEP_RLIMIT, 2 + i);
+        if (limit.rlim_max > limits[i].most)
+            limit.rlim_max = limits[i].most;
+        limit.rlim_cur = limit.rlim_max;
+        if (setrlimit(limits[i].resource, &limit))
+            return fail_at(fail, STEP_RLIMIT, 2 + i);
     }
     return 0;
 }

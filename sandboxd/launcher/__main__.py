@@ -51,6 +51,7 @@ from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
 from sandboxd.linux.process import set_child_subreaper, set_dumpable, set_parent_death_signal
 from sandboxd.log_lines import fold_stderr
+from sandboxd.model import KernelCaps
 from sandboxd.rootfs import skeleton
 from sandboxd.rootfs.overlay import make_writable_layer
 
@@ -144,6 +145,7 @@ def _serve(
         {name: Path(path) for name, path in orders["cgroups"]["v1"].items()},
         frozenset(orders["cgroups"]["v2_controllers"]),
     )
+    caps = KernelCaps(**orders["kernel_caps"])
     enforcement = {name: str(how) for name, how in groups.enforcement().items()}
     about = {
         **orders["describe"],
@@ -154,6 +156,7 @@ def _serve(
             "nofile": "enforced",
             "shm_mb": "enforced",
         },
+        "kernel_caps": skeleton.caps_in_effect(caps),
         "cpus": cpu_list(os.sched_getaffinity(0)),
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
         "started_at": time.time(),
@@ -206,6 +209,7 @@ def _serve(
         undertaker=burial,
         drop_root=roots.drop,
         views=views,
+        caps=caps,
         ready_min=orders["slots_min"],
         ready_max=orders["slots_max"],
     )

@@ -16,6 +16,7 @@ from sandboxd.errors import SandboxSetupError
 from sandboxd.init import protocol as wire
 from sandboxd.init.protocol import ExecFlag, KillScope, MsgType
 from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.model import KernelCaps
 from sandboxd.rootfs import skeleton
 
 STEP_TIMEOUT_S: Final = 20.0
@@ -192,19 +193,31 @@ class Pid1:
         self._channel = Channel(loop, sock, "PID 1")
 
     def set_up(
-        self, hostname: str, shm_mb: int, cgroup_fds: Sequence[int], masked: Sequence[str]
+        self,
+        hostname: str,
+        shm_mb: int,
+        cgroup_fds: Sequence[int],
+        masked: Sequence[str],
+        caps: KernelCaps,
     ) -> Promise[Answer]:
         """Send M_SETUP; settle it with ``check``."""
         payload = wire.setup_payload(
             hostname=hostname,
-            sysctls=(*skeleton.SYSCTLS, *skeleton.shm_sysctls(shm_mb)),
+            sysctls=(
+                *skeleton.SYSCTLS,
+                *skeleton.cap_sysctls(caps),
+                *skeleton.shm_sysctls(shm_mb),
+            ),
             masks=masked,
             readonly=skeleton.READONLY,
             cgroup_v1_count=len(cgroup_fds) - 1,
             shm_mb=shm_mb,
             shm_inodes=skeleton.SHM_INODES,
             dev_inodes=skeleton.DEV_INODES,
-            pty_max=skeleton.PTY_MAX,
+            pty_max=caps.ptys,
+            pending_signals=caps.pending_signals,
+            memlock_kb=caps.locked_memory_kb,
+            msgqueue_kb=caps.posix_queue_kb,
         )
         return self._channel.send(MsgType.M_SETUP, payload, cgroup_fds)
 

@@ -38,7 +38,7 @@ from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.pid1 import Pid1, Zygote
 from sandboxd.launcher.views import Views
 from sandboxd.launcher.worker import Worker
-from sandboxd.model import Limits
+from sandboxd.model import KernelCaps, Limits
 from sandboxd.rootfs import skeleton
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Slots:
         undertaker: Worker,
         drop_root: Callable[[Root], None],
         views: Views,
+        caps: KernelCaps,
         ready_min: int,
         ready_max: int,
     ) -> None:
@@ -113,6 +114,7 @@ class Slots:
         self._undertaker = undertaker
         self._drop_root = drop_root
         self._views = views
+        self._caps = caps
         self._ready_min = ready_min
         self._ready_max = ready_max
         self._masked = skeleton.masked_paths(os.cpu_count() or 1)
@@ -161,7 +163,7 @@ class Slots:
                 with theirs:
                     slot.pid, slot.pidfd = yield from self._zygote.clone(theirs, fds[0])
                 self._loop.add_reader(slot.pidfd, lambda: self._died(slot))
-                done = slot.pid1.set_up(skeleton.HOSTNAME, shm_mb, fds, self._masked)
+                done = slot.pid1.set_up(skeleton.HOSTNAME, shm_mb, fds, self._masked, self._caps)
                 (namespace,) = yield from slot.pid1.check_fds(done, "set-up")
                 # PID 1's death would wait for the mounts in it to be taken down.
                 self._undertaker.request("hold", (namespace,), key=name)

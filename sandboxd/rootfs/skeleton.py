@@ -8,9 +8,10 @@ over by PID 1; one that cannot be masked refuses the sandbox.
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Final
 
-from sandboxd.model import Limits
+from sandboxd.model import KernelCaps, Limits
 
 MASKED: Final = (
     "proc/acpi",  # power and thermal state of the host
@@ -43,11 +44,9 @@ READONLY: Final = (
     "proc/sysrq-trigger",  # reboots and crashes the host
 )
 
+SYSV_QUEUES: Final = 1024
+
 SYSCTLS: Final = (
-    # Counted per user and up through every parent namespace: a cap in the sandbox's own one is what
-    # keeps it from using up the node's (user_namespaces(7), namespaces(7)).
-    ("?user/max_inotify_instances", "128"),
-    ("?user/max_inotify_watches", "65536"),
     ("?user/max_fanotify_groups", "0"),
     ("?user/max_fanotify_marks", "0"),
     # No namespaces within: seccomp refuses them, and this holds without it.
@@ -60,23 +59,46 @@ SYSCTLS: Final = (
     ("user/max_cgroup_namespaces", "0"),
     ("?user/max_time_namespaces", "0"),
     # POSIX message queues: kernel memory (mq_overview(7)).
-    ("?fs/mqueue/queues_max", "64"),
     ("?fs/mqueue/msg_max", "64"),
     ("?fs/mqueue/msgsize_max", "16384"),
     # System V message queues and semaphores (sysvipc(7)): like its shared memory (shm_sysctls) they
     # outlive the processes, so what they hold is what no kill of a process can give back.
-    ("?kernel/msgmni", "1024"),
+    ("?kernel/msgmni", str(SYSV_QUEUES)),
     ("?kernel/sem", "500 65536 500 1024"),
     # As Docker: a program that is not root may listen on a low port and send a ping.
     ("?net/ipv4/ip_unprivileged_port_start", "0"),
     ("?net/ipv4/ping_group_range", "0 65535"),
 )
 
+NO_NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
+"""Of which SYSCTLS allow none."""
+
 HOSTNAME: Final = "sandbox"
 """Until a sandbox is given its own."""
 
 SHM_MB: Final = Limits().shm_mb
 """Of slots made ahead; a sandbox that wants another size is made for it."""
+
+
+def cap_sysctls(caps: KernelCaps) -> tuple[tuple[str, str], ...]:
+    """What is counted per user and up through every parent namespace: a cap in the sandbox's own
+    one keeps it from using up the node's (user_namespaces(7), namespaces(7))."""
+    return (
+        ("?user/max_inotify_instances", str(caps.inotify_instances)),
+        ("?user/max_inotify_watches", str(caps.inotify_watches)),
+        ("?fs/mqueue/queues_max", str(caps.posix_queues)),
+    )
+
+
+def caps_in_effect(caps: KernelCaps) -> dict[str, int]:
+    """Each cap of a sandbox by name, what no setting changes included."""
+    return {
+        **asdict(caps),
+        **{f"{kind}_namespaces": 0 for kind in NO_NAMESPACES},
+        "fanotify_groups": 0,
+        "keys": 0,  # refused by the filter
+        "sysv_queues": SYSV_QUEUES,
+    }
 
 
 def shm_sysctls(shm_mb: int) -> tuple[tuple[str, str], ...]:
@@ -101,7 +123,6 @@ VIEWS: Final = (
 )
 """The view server's names (``sandboxd/views``), and what each goes over."""
 
-PTY_MAX: Final = 64
 DEV_INODES: Final = 256
 SHM_INODES: Final = 65_536
 

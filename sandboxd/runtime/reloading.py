@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sandboxd.config import Config
-from sandboxd.model import Limits
+from sandboxd.model import KernelCaps, Limits
 from sandboxd.runtime.manager import Runtime
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _changes(old: Config, new: Config) -> list[tuple[str, Change]]:
         if not field.compare:
             continue
         before, after = getattr(old, field.name), getattr(new, field.name)
-        if isinstance(before, Limits):
+        if isinstance(before, Limits | KernelCaps):
             for key, value in dataclasses.asdict(before).items():
                 now = getattr(after, key)
                 if value != now:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -134,3 +135,94 @@ def test_limit_is_the_sandboxs_own(mode: str, daemon: Daemon, hostile: str) -> N
         program = get(daemon, hostile, "/probes/hog").content
         put(daemon, other, "/probes/hog", program, mode="0755")
         assert Inside(daemon, other, "root").hog(mode, limit)[0] == first
+
+
+# --- the ids that things are counted on, line by line of what is promised of them ---------------
+
+NS_GET_OWNER_UID = 0xB704
+"""_IO(NSIO, 0x4) of linux/nsfs.h."""
+OWN_CAPS = {"inotify": "inotify_instances", "ptys": "ptys", "signals": "pending_signals"}
+
+
+def pids_of(daemon: Daemon, words: str) -> list[int]:
+    """Processes of the daemon whose command line has these words."""
+    found = []
+    for pid in sorted(daemon.refresh_family()):
+        with contextlib.suppress(OSError):
+            if words in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
+                found.append(pid)
+    return found
+
+
+def uids_of(pid: int) -> set[int]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {int(uid) for uid in next(line for line in lines if line.startswith("Uid:")).split()[1:]}
+
+
+def queued_signals(pid: int | str) -> int:
+    """Of the user that a process is, as the kernel counts them: ``SigQ`` of proc(5)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("SigQ:")).split()[1].split("/")[0])
+
+
+def owner_of(pid: int) -> int:
+    """The host's uid that the user namespace of a process belongs to."""
+    with open(f"/proc/{pid}/ns/user", "rb") as namespace:
+        answer = ctypes.c_uint32()
+        fcntl.ioctl(namespace, NS_GET_OWNER_UID, answer)
+    return answer.value
+
+
+def test_launcher_and_pid1_have_an_id_that_no_sandbox_has(daemon: Daemon, hostile: str) -> None:
+    """And commands have ids that neither has: each counts for itself."""
+    (launcher, *_) = pids_of(daemon, "sandboxd.launcher")
+    (zygote, *pid1s) = pids_of(daemon, "init zygote")
+    (node_id,) = uids_of(launcher)
+    assert all(uids_of(pid) == {node_id} for pid in (zygote, *pid1s))
+    assert pid1s
+    inside, outside, count = daemon.exec(hostile, ["cat", "/proc/self/uid_map"])["stdout"].split()
+    assert (inside, count) == ("0", "65536")
+    del outside  # of the node's namespace, as it is seen from within
+    maps = [line.split() for line in Path(f"/proc/{launcher}/uid_map").read_text().splitlines()]
+    ((_, base, size),) = maps
+    assert int(base) + 65_536 <= node_id < int(base) + int(size)
+
+
+def test_the_nodes_namespace_belongs_to_an_id_of_its_own(daemon: Daemon) -> None:
+    """What goes up from it is counted there: not on the host's root, nor on the API's account."""
+    (launcher, *_) = pids_of(daemon, "sandboxd.launcher")
+    owner = owner_of(launcher)
+    base = int(Path(f"/proc/{launcher}/uid_map").read_text().split()[1])
+    assert owner not in {0, *uids_of(daemon.api_pid), *range(base, base + 65_537)}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            assert owner not in uids_of(pid), f"process {pid} is counted on it too"
+
+
+def test_what_a_sandbox_holds_is_counted_up_to_the_node_and_not_on_the_hosts_root(
+    daemon: Daemon, hostile: str
+) -> None:
+    """The count that the kernel shows, queued signals: of the id that made the sandbox's namespace,
+    which is the launcher's too, and of root's own. So the launcher must not need what is counted so
+    (it watches by no inotify, and the signals it gets are such as need no room)."""
+    (launcher, *_) = pids_of(daemon, "sandboxd.launcher")
+    node, root = queued_signals(launcher), queued_signals("self")
+    taken, _ = Inside(daemon, hostile, "agent").hold("signals", 2000)
+    assert taken == 2000
+    assert queued_signals(launcher) >= node + taken
+    assert queued_signals("self") < root + taken // 2
+
+
+@pytest.mark.parametrize("mode", OWN_CAPS)
+def test_a_user_of_a_sandbox_gets_what_the_node_promises_and_no_more(
+    mode: str, daemon: Daemon, hostile: str
+) -> None:
+    cap = daemon.http.get("/v1/node").json()["kernel_caps"][OWN_CAPS[mode]]
+    taken, why = Inside(daemon, hostile, "agent").hold(mode, 200_000)
+    assert why != "enough"
+    if mode == "inotify":
+        # The host's own count for all of the node may come before it.
+        host = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+        assert min(cap, host) // 2 < taken <= cap
+    else:
+        assert taken == cap

@@ -9,7 +9,7 @@ import pytest
 
 from sandboxd.config import Config, ensure_token, load_config, parse_listen
 from sandboxd.errors import ConfigError
-from sandboxd.model import Limits
+from sandboxd.model import KernelCaps, Limits
 
 
 def test_flags_over_environment_over_file_over_defaults(tmp_path):
@@ -180,9 +180,9 @@ def test_the_sample_names_every_setting_with_its_default():
     sample = Path(__file__).parents[2] / "deploy/sandboxd.toml"
     assert load_config(sample, {}) == load_config(None, {})
     named = set(load_config(sample, {}).origins)
-    tables = {"default_limits", "max_limits"}
-    wanted = {field.name for field in fields(Config)} - tables - {"origins"}
-    wanted |= {f"{table}.{field.name}" for table in tables for field in fields(Limits)}
+    tables = {"default_limits": Limits, "max_limits": Limits, "kernel_caps": KernelCaps}
+    wanted = {field.name for field in fields(Config)} - tables.keys() - {"origins"}
+    wanted |= {f"{name}.{field.name}" for name, kind in tables.items() for field in fields(kind)}
     assert named == wanted
 
 

@@ -96,6 +96,8 @@ def test_who_asks_for_nothing_has_the_operators_bound(tmp_path: Path) -> None:
         ('[max_limits]\ncpuset = "1"\n[default_limits]\ncpuset = "0"', "default_limits.cpuset"),
         ("[max_limits]\ncpu_weight = 10001", "max_limits.cpu_weight"),
         ("[default_limits]\ncpu_weight = 0", "default_limits.cpu_weight"),
+        ("[kernel_caps]\nptys = 2000000", "kernel_caps.ptys"),
+        ("[kernel_caps]\npending_signals = -1", "kernel_caps.pending_signals"),
         ("[default_limits]\nio_read_bps = 5", "default_limits.io_read_bps"),
         ("[max_limits]\nio_write_iops = -1", "max_limits.io_write_iops"),
         (

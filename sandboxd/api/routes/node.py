@@ -44,6 +44,7 @@ async def node(request: Request) -> Response:
             "network": _network(config, said.get("network")),
             "features": table("features"),
             "enforcement": table("limits"),
+            "kernel_caps": table("kernel_caps"),
             "cpus": str(said.get("cpus", "")),
             "capacity": table("capacity"),
             "counts": table("counts"),

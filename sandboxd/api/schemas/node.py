@@ -68,6 +68,8 @@ class NodeAnswer(Answer):
     features: dict[str, Any]
     """What the node can do, as tried out at its start."""
     enforcement: dict[str, Any]
+    kernel_caps: dict[str, int] = Field(examples=[{"inotify_instances": 128, "ptys": 64}])
+    """What a sandbox may hold of what no cgroup counts; 0 is refused altogether."""
     cpus: str = Field(examples=["0-63"])
     """Those that ``limits.cpuset`` may name."""
     capacity: dict[str, Any]

@@ -556,6 +556,9 @@ def setup_payload(cgroup_v1_count: int, **changes: Any) -> bytes:
         "shm_inodes": 100,
         "dev_inodes": 256,
         "pty_max": 8,
+        "pending_signals": 100,
+        "memlock_kb": 64,
+        "msgqueue_kb": 200,
     }
     return wire.setup_payload(**(given | changes))
 
