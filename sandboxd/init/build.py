@@ -1,4 +1,4 @@
-"""Compiles the C init into its one static binary.
+"""Compiles the C init into its one static binary, and the library that goes into squashfuse.
 
 For: the packaging hook, `scripts/build-init` and the tests, which all call `build()`, so that what
 is tested is what is shipped. Run as a program it builds the shipped binary, or with `--sanitize`
@@ -21,6 +21,9 @@ from pathlib import Path
 
 SOURCE_DIR = Path(__file__).resolve().parent
 BINARY = SOURCE_DIR / "sandbox_init"
+PRELOAD = SOURCE_DIR / "squashfuse_keep.so"
+"""Preloaded into squashfuse_ll, which is linked against libfuse3."""
+PRELOAD_SOURCE = SOURCE_DIR / "preload" / "squashfuse_keep.c"
 
 WARNINGS = ("-std=gnu11", "-Wall", "-Wextra", "-Wconversion", "-Werror")
 
@@ -30,6 +33,16 @@ RELEASE = (
     "-O2",
     "-static-pie",
     "-fPIE",
+    "-fstack-protector-strong",
+    "-fstack-clash-protection",
+    "-D_FORTIFY_SOURCE=2",
+    "-Wl,-z,relro,-z,now,-z,noexecstack",
+)
+
+LIBRARY = (
+    "-O2",
+    "-shared",
+    "-fPIC",
     "-fstack-protector-strong",
     "-fstack-clash-protection",
     "-D_FORTIFY_SOURCE=2",
@@ -91,21 +104,42 @@ def build(
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sandbox_init-", dir=output.parent) as scratch:
         result = Path(scratch) / output.name
-        command = [
-            find_compiler(),
-            *WARNINGS,
-            *(SANITIZE if sanitize else RELEASE),
-            *extra_flags,
-            "-o",
-            str(result),
-            *map(str, files),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise BuildError(f"{' '.join(command)}\n{done.stderr.strip()}")
+        flags = (*(SANITIZE if sanitize else RELEASE), *extra_flags)
+        _compile(flags, files, result)
         result.chmod(0o755)
         result.replace(output)
     return output
+
+
+def build_preload(output: Path = PRELOAD) -> Path:
+    """The same of the library. Raises BuildError."""
+    if _is_current(output, [PRELOAD_SOURCE, Path(__file__)]):
+        return output
+    with tempfile.TemporaryDirectory(prefix=".squashfuse_keep-", dir=output.parent) as scratch:
+        result = Path(scratch) / output.name
+        _compile((*LIBRARY, *_fuse_flags()), [PRELOAD_SOURCE], result)
+        result.chmod(0o755)
+        result.replace(output)
+    return output
+
+
+def _compile(flags: Sequence[str], files: Sequence[Path], result: Path) -> None:
+    command = [find_compiler(), *WARNINGS, *flags, "-o", str(result), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr.strip()}")
+
+
+def _fuse_flags() -> list[str]:
+    try:
+        done = subprocess.run(
+            ["pkg-config", "--cflags", "fuse3"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(
+            "no headers of libfuse3. On Debian: apt-get install libfuse3-dev pkg-config"
+        ) from error
+    return done.stdout.split()
 
 
 def _is_current(output: Path, inputs: Sequence[Path]) -> bool:
@@ -125,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--sanitize needs --output: it must not become the shipped binary")
     try:
         print(build(options.output or BINARY, sanitize=options.sanitize))
+        if options.output is None:
+            print(build_preload())
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -29,7 +29,7 @@ from sandboxd.launcher.census import census
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.cpus import Cpus
 from sandboxd.launcher.diffs import Diffs
-from sandboxd.launcher.image_server import ServerProgram
+from sandboxd.launcher.image_server import ServerProgram, open_preload
 from sandboxd.launcher.images import Images
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.layers import Layers
@@ -73,10 +73,13 @@ and processes, and nothing over the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Filters:
+class _Prepared:
+    """What is read as root."""
+
     token: seccomp.SyscallToken
-    sandbox: bytes
-    image_server: bytes
+    sandbox_filter: bytes
+    image_server_filter: bytes
+    preload_fd: int
 
 
 def main() -> None:
@@ -85,10 +88,11 @@ def main() -> None:
     # clone in a closed home). Codecs are looked up late.
     codecs.lookup("ascii")
     token = seccomp.SyscallToken.draw()
-    filters = _Filters(
+    prepared = _Prepared(
         token,
         seccomp.compile_profile(seccomp.SANDBOX_PROFILE, exempt=token),
         seccomp.compile_profile(seccomp.FUSE_SERVER_PROFILE),
+        open_preload(),
     )
     hostd = socket.socket(fileno=3)
     listener = socket.socket(fileno=4)
@@ -105,7 +109,7 @@ def main() -> None:
     except OSError as error:
         protocol.send(hostd, {"event": "failed", "message": str(error)})
         raise
-    _serve(orders, filters, hostd, listener, zygote_sock)
+    _serve(orders, prepared, hostd, listener, zygote_sock)
 
 
 def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> None:
@@ -132,7 +136,7 @@ def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> None:
 
 def _serve(
     orders: dict[str, Any],
-    filters: _Filters,
+    prepared: _Prepared,
     hostd: socket.socket,
     listener: socket.socket,
     zygote_sock: socket.socket,
@@ -195,7 +199,12 @@ def _serve(
         mounter=mount_worker,
         prober=prober,
         fuse_fd=host.fuse_fd,
-        server=ServerProgram(orders["squashfuse"], orders["fuse_id"], filters.image_server),
+        server=ServerProgram(
+            orders["squashfuse"],
+            prepared.preload_fd,
+            orders["fuse_id"],
+            prepared.image_server_filter,
+        ),
         kernel_mount=host.image if orders["image_backend"] == "kernel" else None,
         on_death=server.image_died,
     )
@@ -251,9 +260,9 @@ def _serve(
         yield from zygote.initialise(
             unmapped_id=orders["node_id"],
             map_count=orders["sandbox_ids"],
-            token=(filters.token.low, filters.token.high),
+            token=(prepared.token.low, prepared.token.high),
             caps=cap.mask(SANDBOX_CAPABILITIES),
-            program=filters.sandbox,
+            program=prepared.sandbox_filter,
         )
         loop.spawn(views.supervise())
         yield views.first

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sandboxd.linux import mount, namespaces, seccomp
@@ -23,7 +24,26 @@ from sandboxd.linux.process import (
     set_parent_death_signal,
 )
 
+PRELOAD: Final = Path(__file__).parent.parent / "init" / "squashfuse_keep.so"
+"""Made with the C init, of ``init/preload/squashfuse_keep.c``."""
+
+_XATTR_TABLE: Final = 56
+"""In a squashfs' superblock (Documentation/filesystems/squashfs.rst): where the table of extended
+attributes begins."""
+_NO_TABLE: Final = bytes([0xFF] * 8)
 _LIBRARY_PATHS: Final = ("/usr", "/lib", "/lib64", "/lib32", "/libx32")
+
+
+def open_preload() -> int:
+    """PRELOAD; -1 where it was not built, which is said."""
+    try:
+        return os.open(PRELOAD, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        print(
+            f"launcher: no {PRELOAD.name}, so images are slow; scripts/build-init makes it",
+            file=sys.stderr,
+        )
+        return -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +51,8 @@ class ServerProgram:
     """What is run, as whom, under which filter."""
 
     path: str
+    preload_fd: int
+    """Of PRELOAD, which lets the kernel ask it less; negative without."""
     user_id: int
     seccomp_filter: bytes
 
@@ -47,11 +69,13 @@ def spawn(program: ServerProgram, fds: tuple[int, int, int, int], offset_bytes: 
         return pid
     try:
         _become_server(program.user_id, parent)
+        preload = program.preload_fd >= 0
+        copied = (*fds, program.preload_fd) if preload else fds
         # Low numbers first, so that everything above them can be closed in one go.
-        copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 7) for fd in fds]
+        copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 8) for fd in copied]
         for target, source in enumerate(copies, start=3):
             os.dup2(source, target, inheritable=True)
-        os.closerange(7, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(3 + len(copies), os.sysconf("SC_OPEN_MAX"))
         argv = [
             program.path,
             "-f",
@@ -61,7 +85,12 @@ def spawn(program: ServerProgram, fds: tuple[int, int, int, int], offset_bytes: 
             "/dev/fd/5",
         ]
         seccomp.load(program.seccomp_filter)
-        os.execve(program.path, argv, {"PATH": "/usr/bin", "LC_ALL": "C"})
+        env = {"PATH": "/usr/bin", "LC_ALL": "C"}
+        if preload:
+            env["LD_PRELOAD"] = "/proc/self/fd/7"
+        if os.pread(4, 8, offset_bytes + _XATTR_TABLE) == _NO_TABLE:
+            env["SANDBOXD_NO_XATTRS"] = "1"
+        os.execve(program.path, argv, env)
     except BaseException:  # noqa: BLE001 - must not return into the launcher's stack
         traceback.print_exc(file=sys.stderr)
     finally:

@@ -197,3 +197,21 @@ def test_a_removed_file_leaves_its_sandboxes_running(start_daemon, busybox: Path
             return answer.status_code == 404
 
         wait_for(is_gone, "the file's removal to be seen", 10)
+
+
+def test_a_warm_command_asks_the_images_server_for_nothing(start_daemon):
+    daemon = start_daemon()
+    with daemon.sandbox("busybox") as sandbox:
+        script = "ls /bin > /dev/null; /bin/cat /etc/passwd; test -e /etc/none; /bin/busybox true"
+        daemon.exec(sandbox, script)
+        (server,) = family_with(daemon.refresh_family(), "squashfuse_ll")
+
+        def requests() -> int:
+            lines = Path(f"/proc/{server}/io").read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("syscr")).split()[1])
+
+        before = requests()
+        for _ in range(10):
+            assert daemon.exec(sandbox, script)["exit_code"] == 0
+        # But for the launcher's watch, whose statfs is never answered from memory.
+        assert requests() - before < 10
