@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import pwd
 import secrets
 import socket
 import stat
@@ -58,7 +59,11 @@ class Config:
     listen: str = "127.0.0.1:8642"
     """Address and port of the API; an IPv6 address in brackets."""
     state_dir: str = "/var/lib/sandboxd"
+    """What outlives the daemon. Of an ordinary user's: ``~/.local/state/sandboxd`` (or below
+    XDG_STATE_HOME), if not set."""
     runtime_dir: str = "/run/sandboxd"
+    """Sockets, gone at reboot. Of an ordinary user's: ``sandboxd`` in XDG_RUNTIME_DIR, else
+    ``/tmp/sandboxd-UID``, if not set."""
     images_dir: str = ""
     """Where ``NAME.sif`` lie; ``images`` in ``state_dir`` if empty."""
     token_file: str = ""
@@ -125,6 +130,9 @@ class Config:
     of it everything is deleted. 0: never."""
     oom_score_adjust: int = -900
     """Of the daemon's own processes: the kernel ends sandboxes first."""
+    watchdog_s: float = 0.2
+    """Where there are no cgroups: how often memory and processes of the sandboxes are looked at, if
+    that takes no more than a tenth of a CPU."""
     sweep_s: float = 60.0
     """How often the node looks for what it has lost track of."""
     slots_min: int = 4
@@ -344,6 +352,8 @@ _WORDS: Final[dict[type, str]] = {
 def _build(values: dict[str, object]) -> Config:
     plain: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
     base = Config()
+    if is_rootless(str(plain.get("user", base.user))):
+        plain = _user_directories() | plain
     for table in _TABLES:
         own: dict[str, Any] = {
             key.removeprefix(table + "."): value
@@ -365,6 +375,30 @@ def _build(values: dict[str, object]) -> Config:
         token_file=config.token_file or os.path.join(config.state_dir, "token"),
         node_name=config.node_name or socket.gethostname(),
     )
+
+
+def is_rootless(account: str) -> bool:
+    """Whether this process is an ordinary user's: neither root nor the service's ``account``."""
+    if os.geteuid() == 0:
+        return False
+    try:
+        return pwd.getpwnam(account).pw_uid != os.geteuid()
+    except KeyError:
+        return True
+
+
+def _user_directories() -> dict[str, object]:
+    """Where an ordinary user's daemon keeps its files; XDG Base Directory Specification."""
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = os.environ.get("HOME", "")
+    if not os.path.isabs(state):
+        state = f"{home}/.local/state" if os.path.isabs(home) else f"/tmp/sandboxd-{uid}"
+    return {
+        "state_dir": os.path.join(state, "sandboxd"),
+        "runtime_dir": f"{runtime}/sandboxd" if os.path.isabs(runtime) else f"/tmp/sandboxd-{uid}",
+    }
 
 
 def _check(config: Config) -> None:

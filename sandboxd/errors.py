@@ -129,6 +129,13 @@ class CheckpointUnsupported(RequestError):
     code = "checkpoint-unsupported"
 
 
+class FreezeUnsupported(RequestError):
+    """Processes of a sandbox are alive, and this node has no cgroups to freeze them with: no pause,
+    no exclusive command, and no copy of what they may write to."""
+
+    code = "freeze-unsupported"
+
+
 class RunNotFound(RequestError):
     """Nobody has set this run up, and it has no sandbox on this node."""
 
@@ -214,6 +221,12 @@ class CwdNotFound(RequestError):
 
 class UserNotFound(RequestError):
     code = "user-not-found"
+
+
+class UserNotMapped(RequestError):
+    """The user's id does not exist in sandboxes of this node, whose account has too few ids."""
+
+    code = "user-not-mapped"
 
 
 class ExecNotFound(RequestError):

@@ -11,6 +11,9 @@ Order of a start, and why:
 
 Beside a node that is a unit the daemon needs no root at all, and may run as the account from the
 start. It may end at any time then; the sandboxes stay.
+
+An ordinary user's daemon has a node of its own, which makes do without root
+(``host/rootless.py``); both are his from the start to the end.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import pwd
 import resource
 import signal
 import socket
+import stat
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -36,7 +40,7 @@ import uvicorn
 from sandboxd import logs
 from sandboxd.api.app import create_app
 from sandboxd.api.connections import bounded
-from sandboxd.config import Config, ensure_token
+from sandboxd.config import Config, ensure_token, is_rootless
 from sandboxd.errors import ConfigError, FeatureMissing, NodeUnavailable
 from sandboxd.host import node_lock
 from sandboxd.host.command import hostd_command
@@ -110,25 +114,33 @@ def run(load: Callable[[], Config]) -> int:
     Raises ConfigError, FeatureMissing, NodeUnavailable.
     """
     config = load()
-    account = _account(config)
     is_root = os.geteuid() == 0
-    if not is_root and (config.node == "own" or os.geteuid() != account.pw_uid):
+    rootless = is_rootless(config.user)
+    account = None if rootless else _account(config)
+    if not is_root and not rootless and config.node == "own":
         raise FeatureMissing(
-            "sandboxd must be started as root; it gives root up before it serves",
-            hint="the rootless mode is not there yet",
+            "only root starts a node beside the service's account",
+            hint='start sandboxd-node (sandboxd node), and set node to "auto"',
         )
-    _make_directories(config, is_root)
-    token = ensure_token(_token_path(config), account.pw_uid, account.pw_gid)
+    if rootless and config.node == "unit":
+        raise FeatureMissing(
+            f"the node that is a unit of its own serves the account {config.user!r} only",
+            hint='set node to "auto", and this user gets a node of his own',
+        )
+    _make_directories(config, is_root, rootless)
+    uid, gid = (-1, -1) if account is None else (account.pw_uid, account.pw_gid)
+    token = ensure_token(_token_path(config), uid, gid)
     logs.configure(config, token, os.environ)
     # Before hostd is started, which inherits it: the zygote and the image servers set their own.
-    if lower_oom_score(config.oom_score_adjust) > config.oom_score_adjust:
+    spared = lower_oom_score(config.oom_score_adjust) <= config.oom_score_adjust
+    if not spared and not rootless:
         log.warning("the OOM killer is not told to spare it: no right to")
     with ExitStack() as stack:
         listeners = take_listeners(os.environ) or [_listen(config)]
         for listener in listeners:
             stack.enter_context(listener)
         lock = None
-        if is_root and config.node != "unit":
+        if (is_root or rootless) and config.node != "unit":
             lock = node_lock.claim(config.runtime_dir)
             if lock is None and config.node == "own":
                 raise ConfigError(
@@ -158,11 +170,33 @@ def _account(config: Config) -> pwd.struct_passwd:
     return account
 
 
-def _make_directories(config: Config, is_root: bool) -> None:
+def _make_directories(config: Config, is_root: bool, rootless: bool) -> None:
+    if rootless:
+        _make_private(config.runtime_dir)
     # The sockets' directory is the node's: only root makes it.
     mine = (config.state_dir, config.images_dir, *((config.runtime_dir,) if is_root else ()))
     for path in mine:
-        os.makedirs(path, mode=0o755, exist_ok=True)
+        try:
+            os.makedirs(path, mode=0o755, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: {error.strerror}", hint="give another --state-dir or --images-dir"
+            ) from error
+
+
+def _make_private(path: str) -> None:
+    """A directory for nobody but this user. One that is there, in a /tmp that all write to, may be
+    somebody else's trap. Raises ConfigError."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        status = os.stat(path, follow_symlinks=False)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="give another --runtime-dir") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} is not a directory of this user's", hint="give another --runtime-dir"
+        )
+    os.chmod(path, 0o700)
 
 
 def _token_path(config: Config) -> str:
@@ -232,11 +266,11 @@ def _import_whole(package: ModuleType) -> None:
             _import_whole(module)
 
 
-def _become(account: pwd.struct_passwd) -> None:
+def _become(account: pwd.struct_passwd | None) -> None:
     """Give root up for good. Nothing of the account's may read this process's memory: the token."""
     _import_late_modules()
     raise_limit(resource.RLIMIT_NOFILE, NOFILE)
-    if os.geteuid() == 0:
+    if account is not None and os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
         os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)

@@ -75,6 +75,7 @@ STATUS: Final[dict[type[SandboxdError], int]] = {
     errors.SandboxRunning: 409,
     errors.SnapshotNotFound: 404,
     errors.CheckpointUnsupported: 501,
+    errors.FreezeUnsupported: 501,
     errors.SeccompNotFound: 404,
     errors.ImageInUse: 409,
     # Request errors that are not listed: the request was understood and cannot be done.

@@ -29,7 +29,10 @@ def node(
             overrides={"runtime_dir": runtime_dir, "user": user, "max_sandboxes": max_sandboxes},
         )
         if os.geteuid() != 0:
-            raise FeatureMissing("the node must be started as root", hint="sudo sandboxd node")
+            raise FeatureMissing(
+                "a node as a unit of its own must be started as root",
+                hint="sudo sandboxd node; or `sandboxd serve`, whose own node needs no root",
+            )
     # In our place: what stays for weeks is not to hold the command line's libraries.
     command = hostd_command(settings)
     os.execv(command[0], command)

@@ -359,6 +359,12 @@ class Node:
     """Those that ``limits["cpuset"]`` may name."""
     admission: Json = field(default_factory=dict, repr=False)
     """What is promised of what there is, and why nothing more is taken on, if so."""
+    mode: str = "service"
+    """``rootless`` where an ordinary user started it."""
+    ids: str = "range"
+    """``single`` where a sandbox has its root and no other user."""
+    cgroup: str = ""
+    """``v1``, ``v2`` or ``watchdog``: what holds memory and processes."""
 
     @classmethod
     def from_json(cls, row: Json) -> Self:

@@ -1,4 +1,5 @@
-"""``python -m sandboxd.host``: run hostd with what the command line says; needs the host's root.
+"""``python -m sandboxd.host``: run hostd with what the command line says; needs the host's root, or
+makes do with what its user may (``rootless.py``).
 
 Without a lock that it inherits it is a unit of its own (``sandboxd node``), and tells the service
 manager when it serves.
@@ -13,13 +14,16 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from sandboxd.errors import FeatureMissing, SandboxdError
 from sandboxd.host import node_lock
-from sandboxd.host.hostd import NodeSettings, run
+from sandboxd.host.hostd import MakeNode, Node, NodeSettings, run
 from sandboxd.host.ids import find_ids
 from sandboxd.host.network import NetworkSettings, refusal
+from sandboxd.host.rootless import NO_NETWORK, Rootless, RootlessNode, check_oom_score
+from sandboxd.host.rootless import node_ids as rootless_ids
 from sandboxd.linux.features import Features, Probe, Status, probe
 from sandboxd.linux.process import lower_oom_score
 from sandboxd.log_lines import VARIABLE, common_fields, fold_stderr
@@ -49,6 +53,7 @@ def main() -> int:
     parser.add_argument("--dns-upstreams", default="", help="the host's own if empty")
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
     parser.add_argument("--node-name", default="", help="in a JSON log")
+    parser.add_argument("--watchdog-s", type=float, default=0.2, help="between looks, not as root")
     parser.add_argument("--lifeline-fd", type=int, help="end when this pipe is closed")
     parser.add_argument("--ready-fd", type=int, help="write a byte here when the node serves")
     parser.add_argument("--lock-fd", type=int, help="the runtime directory's lock, where inherited")
@@ -66,7 +71,8 @@ def main() -> int:
             node_lock.claim_for_unit(args.runtime_dir)
         # A node that is a unit of its own may be the first to start on this machine.
         os.makedirs(args.layers_dir, mode=0o755, exist_ok=True)
-        ids = find_ids(args.account)
+        rootless = os.geteuid() != 0
+        ids = rootless_ids() if rootless else find_ids(args.account)
         features, findings = probe(
             args.account,
             sandboxes=args.max_sandboxes,
@@ -75,6 +81,13 @@ def main() -> int:
             image_backend=args.image_backend,
         )
         network = NetworkSettings(args.network_pool, args.dns_upstreams)
+        why_no_network = refusal(network)
+        make: MakeNode = Node
+        if rootless:
+            check_oom_score()
+            network, why_no_network = NetworkSettings(), NO_NETWORK
+            assert features.user_ids is not None
+            make = partial(RootlessNode, rootless=Rootless(features.user_ids, args.watchdog_s))
         settings = NodeSettings(
             ids=ids,
             runtime_dir=args.runtime_dir,
@@ -90,12 +103,12 @@ def main() -> int:
             writable_layer=features.writable_layer or "",
             overlay_detached=features.overlay_detached,
             layers_dir=args.layers_dir,
-            describe=_describe(features, args.max_sandboxes, refusal(network)),
+            describe=_describe(features, args.max_sandboxes, why_no_network),
             network=network,
             mount_roots=parse_mount_roots(args.mount_roots),
             kernel_caps=KernelCaps(**json.loads(args.kernel_caps)),
         )
-        run(settings, args.lifeline_fd, args.ready_fd)
+        run(settings, args.lifeline_fd, args.ready_fd, make)
     except (SandboxdError, OSError) as error:
         hint = getattr(error, "hint", None)
         print(f"hostd: {error}" + (f" ({hint})" if hint else ""), file=sys.stderr)
@@ -118,6 +131,8 @@ def _describe(features: Features, max_sandboxes: int, network: str) -> dict[str,
     told = features.to_json()
     del told["cgroup"]
     return {
+        "mode": "service" if features.user_ids is None else "rootless",
+        "ids": "single" if features.ids == 1 else "range",
         "features": told,
         "capacity": {"max_sandboxes": max_sandboxes},
         "network": {"refusal": network},

@@ -86,9 +86,10 @@ def _open_cpuset(path: Path) -> None:
 def remove_node_cgroups(node: NodeCgroups, timeout_s: float = 10.0) -> None:
     """Kill whatever is in the node's cgroups and remove them. OSError if one cannot be."""
     deadline = time.monotonic() + timeout_s
-    with suppress(FileNotFoundError):
-        cgroup.kill(node.v2)
-    for path in (*node.v1.values(), node.v2):
+    if node.v2 is not None:
+        with suppress(FileNotFoundError):
+            cgroup.kill(node.v2)
+    for path in reversed(node.directories):
         cgroup.remove_tree(path, deadline)
 
 

@@ -39,6 +39,7 @@ def hostd_command(config: Config) -> list[str]:
         *("--log-format", config.log_format, "--node-name", config.node_name),
         *("--sweep-s", str(config.sweep_s)),
         *("--oom-score-adjust", str(config.oom_score_adjust)),
+        *("--watchdog-s", str(config.watchdog_s)),
         *("--mount-roots", config.mount_roots),
         *("--kernel-caps", json.dumps(asdict(config.kernel_caps))),
         *("--network-pool", config.network_pool, "--dns-upstreams", config.dns_upstreams),

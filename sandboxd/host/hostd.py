@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sdnotify import SystemdNotifier
 
@@ -87,7 +87,7 @@ class Node:
     """One running launcher with its zygote."""
 
     def __init__(self, settings: NodeSettings, listener: socket.socket) -> None:
-        self._settings = settings
+        self.settings = self._settings = settings
         self._undo = ExitStack()
         self._listener = listener
         self._cgroups: NodeCgroups | None = None
@@ -103,10 +103,7 @@ class Node:
 
     def start(self) -> None:
         """Bring the node up to where it serves. Raises NodeError, OSError; ``stop`` cleans up."""
-        settings = self._settings
-        self._cgroups = make_node_cgroups(
-            settings.cgroup_name, settings.ids.node, io=settings.writable_layer == "ext4"
-        )
+        self._cgroups = self._make_cgroups()
         self._network.stop()  # what a hostd that was killed left on the host
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         zygote_ours, zygote_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -121,12 +118,10 @@ class Node:
             )
             protocol.send(ours, self._orders())
             self._expect("maps")
-            maps = [(0, settings.ids.base, MAPPED_IDS)]
-            namespaces.write_id_map(self._launcher_pid, maps, maps)
+            self._map_ids()
             protocol.send(ours, {"go": "maps"})
             self._expect("namespaces")
-            user = namespaces.open_namespace(self._launcher_pid, "user")
-            mnt = namespaces.open_namespace(self._launcher_pid, "mnt")
+            user, mnt = self._namespace("user"), self._namespace("mnt")
             program = _sealed_copy(INIT_BINARY)
             try:
                 self._start(
@@ -144,14 +139,29 @@ class Node:
         self._expect("ready")
         ours.settimeout(None)
 
-    def _orders(self) -> dict[str, Any]:
-        assert self._cgroups is not None
+    def _make_cgroups(self) -> NodeCgroups | None:
         settings = self._settings
+        return make_node_cgroups(
+            settings.cgroup_name, settings.ids.node, io=settings.writable_layer == "ext4"
+        )
+
+    def _map_ids(self) -> None:
+        """Of the user namespace that the launcher has made, as its owner."""
+        maps = [(0, self._settings.ids.base, MAPPED_IDS)]
+        namespaces.write_id_map(self._launcher_pid, maps, maps)
+
+    def _namespace(self, name: Literal["user", "mnt"]) -> int:
+        """Of the node; the caller's to close."""
+        return namespaces.open_namespace(self._launcher_pid, name)
+
+    def _orders(self) -> dict[str, Any]:
+        settings, groups = self._settings, self._cgroups
         return {
             "owner": settings.ids.owner,
             "node_id": NODE_ID,
             "fuse_id": FUSE_ID,
             "sandbox_ids": SANDBOX_IDS,
+            "sandbox_last_id": 0,
             "mount_dir": f"{settings.runtime_dir}/mnt",
             "squashfuse": settings.squashfuse,
             "image_backend": settings.image_backend,
@@ -165,10 +175,11 @@ class Node:
             "overlay_detached": settings.overlay_detached,
             "kernel_caps": asdict(settings.kernel_caps),
             "network_pool": settings.network.pool,
-            "cgroups": {
-                "v2": str(self._cgroups.v2),
-                "v1": {name: str(path) for name, path in self._cgroups.v1.items()},
-                "v2_controllers": sorted(self._cgroups.v2_controllers),
+            "cgroups": groups
+            and {
+                "v2": str(groups.v2),
+                "v1": {name: str(path) for name, path in groups.v1.items()},
+                "v2_controllers": sorted(groups.v2_controllers),
             },
             "describe": dict(settings.describe),
         }
@@ -181,7 +192,7 @@ class Node:
         self._pidfds[pidfd] = (name, pid)
         # PID 1 of every sandbox inherits it, and a command's score cannot be raised above PID 1's
         # for good: what a service manager set for hostd (OOMScoreAdjust=) is not for them.
-        if name == "zygote":
+        if name == "zygote" and os.geteuid() == 0:
             Path(f"/proc/{pid}/oom_score_adj").write_text("0", encoding="utf-8")
         return pid
 
@@ -192,7 +203,6 @@ class Node:
 
         Its pid and pidfd.
         """
-        assert self._cgroups is not None
         # Copies above the targets first: a target number may be one of the sources.
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + len(fds)) for fd in fds]
         actions = [
@@ -211,7 +221,8 @@ class Node:
             for fd in high:
                 os.close(fd)
         pidfd = os.pidfd_open(pid)
-        cgroup.add_process(self._cgroups.v2 / NODE, pid)
+        if self._cgroups is not None and self._cgroups.v2 is not None:
+            cgroup.add_process(self._cgroups.v2 / NODE, pid)
         return pid, pidfd
 
     def _expect(self, event: str) -> None:
@@ -232,7 +243,7 @@ class Node:
     def cgroups(self) -> frozenset[Path]:
         """Its directories in every hierarchy."""
         groups = self._cgroups
-        return frozenset() if groups is None else frozenset((groups.v2, *groups.v1.values()))
+        return frozenset() if groups is None else frozenset(groups.directories)
 
     def watched(self) -> list[int]:
         return [self.sock.fileno(), *self._pidfds, *self._openers.pidfds, *self._images.pidfds]
@@ -284,11 +295,11 @@ class Node:
             self._end_view_server()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with ours, theirs:
-                user = namespaces.open_namespace(self._launcher_pid, "user")
-                mnt = namespaces.open_namespace(self._launcher_pid, "mnt")
+                user, mnt = self._namespace("user"), self._namespace("mnt")
                 try:
+                    orders = self._orders()
                     argv = [sys.executable, "-m", "sandboxd.views", directory]
-                    argv += [str(NODE_ID), str(FUSE_ID)]
+                    argv += [str(orders["node_id"]), str(orders["fuse_id"])]
                     self._view_server = self._spawn(argv, [theirs.fileno(), user, mnt])
                 finally:
                     os.close(user)
@@ -330,7 +341,7 @@ class Node:
     def _send_fuse_fd(self, number: int) -> None:
         """A FUSE descriptor belongs to the user namespace it was opened in; only a process inside
         may open it, and only root may open the device (0600). So: a child that joins and opens."""
-        user = namespaces.open_namespace(self._launcher_pid, "user")
+        user = self._namespace("user")
         pid = os.fork()
         if pid:
             os.close(user)
@@ -442,21 +453,30 @@ def listen(settings: NodeSettings) -> socket.socket:
     return listener
 
 
-def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> None:
+MakeNode = Callable[[NodeSettings, socket.socket], Node]
+
+
+def run(
+    settings: NodeSettings,
+    lifeline: int | None,
+    ready_fd: int | None,
+    make: MakeNode = Node,
+) -> None:
     """Serve until SIGTERM or SIGINT, or until ``lifeline`` (a pipe's read end) is at its end.
 
     One byte is written to ``ready_fd`` when the node first serves, and the fd closed; a service
     manager is told too (sd_notify(3)).
     """
     tell = SystemdNotifier().notify
-    os.chmod(settings.runtime_dir, 0o755)
+    os.chmod(settings.runtime_dir, 0o755 if os.geteuid() == 0 else 0o700)
     # Hard limits cap the sum over all sandboxes, which cannot be raised once root is given up.
     raise_limit(resource.RLIMIT_NOFILE, NOFILE)
     for which in (resource.RLIMIT_NPROC, resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE):
         raise_limit(which, resource.RLIM_INFINITY)
     # 1, not 0: a piped core-dump helper of the host starts in spite of 0 (core(5)). Set here and
     # inherited by all: a sandbox's root can signal a child of PID 1 before that sets it itself.
-    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    if resource.getrlimit(resource.RLIMIT_CORE)[1]:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(stop_write)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -467,7 +487,7 @@ def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> N
         try:
             first = True
             while _run_once(
-                settings, listener, lifeline, stop_read, ready_fd, tell=tell, first=first
+                make(settings, listener), lifeline, stop_read, ready_fd, tell=tell, first=first
             ):
                 first, ready_fd = False, None
                 tell("STATUS=a part of the node died; it is started anew")
@@ -481,8 +501,7 @@ def run(settings: NodeSettings, lifeline: int | None, ready_fd: int | None) -> N
 
 
 def _run_once(
-    settings: NodeSettings,
-    listener: socket.socket,
+    node: Node,
     lifeline: int | None,
     stop_read: int,
     ready_fd: int | None,
@@ -495,7 +514,7 @@ def _run_once(
     The first start must succeed, or what raised tells the operator why; a later one that fails (a
     node short of memory) is tried again, as daemons and clients wait for it.
     """
-    node = Node(settings, listener)
+    settings = node.settings
     try:
         try:
             node.start()

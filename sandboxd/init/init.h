@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include "protocol.h"
@@ -23,6 +24,9 @@
 struct node {
     uint32_t id;
     uint32_t map_count;
+    uint32_t map_last;
+    bool no_cgroups;
+    bool one_id; /* setgroups(2) is not to be had, nor any id but 0 */
     uint64_t token[2];
     uint64_t caps;
     uint32_t filter_len;
@@ -109,6 +113,8 @@ int sys_capset(uint64_t effective, uint64_t permitted);
 int sys_drop_bounding(uint64_t keep);
 int sys_load_filter(const uint8_t *filter, uint32_t len);
 int sys_write_file(int dir_fd, const char *path, const char *value);
+/* RLIMIT_LOCKS, with the token. */
+int sys_set_mark(const struct rlimit *mark);
 /* Write n in decimal, NUL-terminated; returns where the NUL is. `at` has room for 21 bytes. */
 char *text_number(char *at, unsigned long n);
 
@@ -124,6 +130,7 @@ bool client_send(uint32_t index, uint32_t type, uint32_t id, const void *payload
 /* table.c */
 struct record *table_init(void); /* EXECS_MAX of them, shared with children; NULL and errno */
 void table_set_cgroup(int fd);
+void table_use_marks(int proc_fd); /* there are no cgroups */
 int table_start(uint32_t client, struct inbox *in, struct child *child, struct failure *fail);
 bool table_kill(uint32_t client, uint32_t id, const struct kill_req *req); /* false: no such id */
 bool table_reap(void);                 /* true: there may be more */
@@ -132,6 +139,11 @@ void table_note_event(uint32_t index); /* of its cgroup; acted upon by table_set
 void table_settle_due(bool all);
 void table_flush(uint32_t client); /* it can take messages again */
 void table_drop_client(uint32_t client);
+/* mark.c */
+int mark_next(uint32_t serial); /* of all that is forked from now on */
+/* Signal (0: none) what has the mark, zombies included; returns how many, or -1 and errno. */
+int mark_signal(int proc_fd, uint32_t serial, int signal_number, pid_t spared);
+int mark_kill(int proc_fd, uint32_t serial, bool stop_all);
 /* setup.c */
 int setup_stage(const struct inbox *in, struct failure *fail);
 int setup_lock(struct failure *fail);

@@ -197,13 +197,16 @@ static int join_cgroups(struct inbox *in, struct failure *fail) {
     if (in->head.len < sizeof setup)
         return fail_at(fail, STEP_MESSAGE, 0);
     memcpy(&setup, in->payload, sizeof setup);
-    if (setup.cgroup_v1_count > CGROUP_V1_MAX || in->fd_count != 1 + (int)setup.cgroup_v1_count)
+    if (setup.cgroup_v1_count > CGROUP_V1_MAX ||
+        in->fd_count != (node.no_cgroups ? 0 : 1 + (int)setup.cgroup_v1_count))
         return fail_at(fail, STEP_MESSAGE, 1);
-    for (uint32_t i = 0; i < setup.cgroup_v1_count; i++)
+    for (uint32_t i = 0; !node.no_cgroups && i < setup.cgroup_v1_count; i++)
         if (write(in->fds[1 + i], "0", 1) != 1)
             return fail_at(fail, STEP_CGROUP, i);
-    table_set_cgroup(in->fds[0]);
-    in->fds[0] = -1;
+    if (!node.no_cgroups) {
+        table_set_cgroup(in->fds[0]);
+        in->fds[0] = -1;
+    }
     /* After the placement, or /proc/self/cgroup would show a path with "/../" in it. */
     if (unshare(CLONE_NEWCGROUP))
         return fail_at(fail, STEP_CGROUP_NS, 0);
@@ -233,6 +236,8 @@ static int set_up(struct inbox *in, struct failure *fail) {
     }
     if (setup_open_mounts(&mounts, fail) || setup_lock(fail))
         return -1;
+    if (node.no_cgroups)
+        table_use_marks(mounts.fd[0]);
     is_set_up = true;
     return 0;
 }

@@ -6,10 +6,11 @@
  * machine. protocol.py mirrors this file, and tests/unit/test_protocol.py compares the two by
  * compiling it.
  *
- *   launcher ---- Z_CLONE -------------------------------> zygote     fds: control socket, cgroup dir
+ *   launcher ---- Z_CLONE -------------------------------> zygote     fds: control socket, [cgroup dir]
  *            <--- Z_CLONED (pid or errno) ---------------- zygote     fds: pidfd
  *
- *   launcher ---- M_SETUP --------------------------------> PID 1     fds: cgroup2 dir, v1 cgroup.procs...
+ *   launcher ---- M_SETUP --------------------------------> PID 1     fds: cgroup2 dir, v1 cgroup.procs...,
+ *                                                                          or none: no cgroups
  *            <--- R_DONE | R_FAILED -------------------------           fds: its mount namespace
  *            ---- M_ROOT --------------------------------->           fds: overlay mount, [host mounts]
  *            <--- R_DONE | R_FAILED -------------------------
@@ -90,8 +91,10 @@ struct msg {
 struct zygote_init {
     uint32_t version;    /* PROTOCOL_VERSION */
     uint32_t id;         /* the uid and gid of zygote and PID 1, unmapped in every sandbox */
-    uint32_t map_count;  /* a sandbox's id map is "0 0 map_count" */
+    uint32_t map_count;  /* a sandbox's id map is "0 0 map_count"; 1: it is the only id there is */
+    uint32_t map_last;   /* one id more that is mapped to itself; 0: none */
     uint32_t filter_len; /* bytes */
+    uint32_t no_cgroups; /* 1: Z_CLONE and M_SETUP come without */
     uint64_t
         token[2];  /* [0] low: args[4], [1] high: args[5]; what lets PID 1 past its own filter */
     uint64_t caps; /* bounding set, and what the sandbox's root holds */

@@ -205,7 +205,7 @@ def errno_symbol(err: int) -> str:
 
 
 MSG: Final = struct.Struct("=IIII")
-ZYGOTE_INIT: Final = struct.Struct("=IIIIQQQ")
+ZYGOTE_INIT: Final = struct.Struct("=IIIIIIQQQ")
 ZYGOTE_CLONED: Final = struct.Struct("=ii")
 SETUP: Final = struct.Struct("=11I")
 EXEC_REQ: Final = struct.Struct("=IIIII")
@@ -394,12 +394,18 @@ def setup_payload(
 
 
 def zygote_init_payload(
-    *, unmapped_id: int, map_count: int, program: bytes, token: tuple[int, int], caps: int
+    *,
+    unmapped_id: int,
+    map_count: int,
+    program: bytes,
+    token: tuple[int, int],
+    caps: int,
+    map_last: int = 0,
+    no_cgroups: bool = False,
 ) -> bytes:
     """Payload of Z_INIT; ``program`` is an array of struct sock_filter."""
-    head = ZYGOTE_INIT.pack(
-        PROTOCOL_VERSION, unmapped_id, map_count, len(program), token[0], token[1], caps
-    )
+    ids = (unmapped_id, map_count, map_last)
+    head = ZYGOTE_INIT.pack(PROTOCOL_VERSION, *ids, len(program), no_cgroups, *token, caps)
     return head + program
 
 

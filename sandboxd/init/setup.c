@@ -84,7 +84,8 @@ static int stage_dev(const struct setup *setup, struct failure *fail) {
     if (mkdir(STAGE "dev/pts", 0755) || mkdir(STAGE "dev/shm", 0755) ||
         mkdir(STAGE "dev/mqueue", 0755))
         return fail_at(fail, STEP_DEV, 16);
-    at = stpcpy(options, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=");
+    at = stpcpy(options, "newinstance,ptmxmode=0666,mode=0620,");
+    at = stpcpy(at, node.one_id ? "max=" : "gid=5,max=");
     text_number(at, setup->pty_max);
     if (mount("devpts", STAGE "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options))
         return fail_at(fail, STEP_DEV_PTS, 0);
@@ -156,7 +157,7 @@ int setup_stage(const struct inbox *in, struct failure *fail) {
     if (!hostname)
         return fail_at(fail, STEP_MESSAGE, 0);
     umask(0);
-    if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0))
+    if ((!node.one_id && setgroups(0, NULL)) || setresgid(0, 0, 0) || setresuid(0, 0, 0))
         return fail_at(fail, STEP_CREDENTIALS, 0);
     if (sethostname(hostname, strlen(hostname)))
         return fail_at(fail, STEP_HOSTNAME, 0);

@@ -112,6 +112,10 @@ int sys_sethostname(const char *name) {
     return (int)with_token(SYS_sethostname, (long)name, (long)strlen(name), 0, 0);
 }
 
+int sys_set_mark(const struct rlimit *mark) {
+    return (int)with_token(SYS_prlimit64, 0, RLIMIT_LOCKS, (long)mark, 0);
+}
+
 int sys_mount_readonly(int mount_fd) {
     struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV |
                                           MOUNT_ATTR_NOEXEC};

@@ -8,6 +8,10 @@
  * and may be called at any time; whatever it waits for leads to another call: room in the client's
  * queue, an event of the cgroup, or, where neither could be arranged, the loop's retry.
  *
+ * Where the launcher has no cgroups, an exec is a mark instead of one (mark.c): "its cgroup" below is
+ * then its marked processes, and the event is the reaping of an orphan. The last of an exec's processes
+ * to end is always PID 1's to reap: its parent was one of them.
+ *
  * A sandbox that has used up its memory makes any allocation of PID 1 fail. So nothing here may
  * depend on one call succeeding: neither the kill, nor the watch for its end.
  */
@@ -40,7 +44,8 @@ struct exec {
     bool exit_unsent;
     bool want_kill;
     bool want_gone;
-    bool due; /* its cgroup has changed */
+    bool due;       /* its cgroup has changed */
+    uint32_t looks; /* for marked processes to kill */
     struct exited exit;
 };
 
@@ -48,7 +53,10 @@ static struct exec execs[EXECS_MAX];
 static uint32_t execs_end;     /* one past the last that was ever used */
 static struct record *records; /* EXECS_MAX, shared with children */
 static uint32_t next_serial;
-static int cgroup_fd = -1;
+static int cgroup_fd = -1, proc_fd = -1; /* one of them */
+
+/* Looks after which all of the sandbox is stopped for the next: whoever is left forks fast. */
+#define LOOKS_MAX 8
 
 struct record *table_init(void) {
     void *shared = mmap(NULL, EXECS_MAX * sizeof *records, PROT_READ | PROT_WRITE,
@@ -61,6 +69,10 @@ void table_set_cgroup(int fd) {
     cgroup_fd = fd;
 }
 
+void table_use_marks(int fd) {
+    proc_fd = fd;
+}
+
 /* --- cgroups --------------------------------------------------------------------------------- */
 
 static void cgroup_path(char *out, const struct exec *exec, const char *file) {
@@ -70,8 +82,10 @@ static void cgroup_path(char *out, const struct exec *exec, const char *file) {
         strcpy(stpcpy(at, "/"), file);
 }
 
-static bool cgroup_kill(const struct exec *exec) {
+static bool cgroup_kill(struct exec *exec) {
     char path[64];
+    if (cgroup_fd < 0)
+        return mark_kill(proc_fd, exec->serial, ++exec->looks > LOOKS_MAX) == 0;
     cgroup_path(path, exec, "cgroup.kill");
     return !sys_write_file(cgroup_fd, path, "1") || errno == ENOENT || errno == ENODEV;
 }
@@ -80,6 +94,10 @@ static bool cgroup_kill(const struct exec *exec) {
  * follows it misses none. */
 static void cgroup_signal(const struct exec *exec, int signal_number, pid_t spared) {
     char path[64], text[4096];
+    if (cgroup_fd < 0) {
+        mark_signal(proc_fd, exec->serial, signal_number, spared);
+        return;
+    }
     cgroup_path(path, exec, "cgroup.procs");
     int fd = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -124,6 +142,19 @@ static bool cgroup_removed(struct exec *exec, uint32_t index) {
     char path[64];
     if (!exec->serial)
         return true;
+    if (cgroup_fd < 0) {
+        int left = mark_signal(proc_fd, exec->serial, 0, 0);
+        if (left < 0)
+            loop_retry();
+        if (left == 0)
+            exec->serial = 0;
+        if (left > 0 && exec->want_gone && !exec->want_kill) {
+            /* The looks that killed have missed one: numbers of processes begin anew. */
+            exec->want_kill = true;
+            loop_retry();
+        }
+        return left == 0;
+    }
     cgroup_path(path, exec, NULL);
     for (int tries = 0; unlinkat(cgroup_fd, path, AT_REMOVEDIR) && errno != ENOENT; tries++) {
         if (tries == 2 || (exec->events_fd < 0 && !watch_cgroup(exec, index))) {
@@ -224,8 +255,11 @@ static pid_t reap_one(int options) {
     for (uint32_t index = 0; pid > 0 && index < execs_end; index++)
         if (execs[index].state == RUNNING && execs[index].pid == pid) {
             ended(index, status, &usage);
-            break;
+            return pid;
         }
+    for (uint32_t index = 0; pid > 0 && cgroup_fd < 0 && index < execs_end; index++)
+        if (execs[index].state == LINGERING || execs[index].want_kill)
+            execs[index].due = true;
     return pid;
 }
 
@@ -263,10 +297,11 @@ int table_start(uint32_t client, struct inbox *in, struct child *child, struct f
                           .events_fd = -1,
                           .detached = in->head.type == M_EXEC && in->head.flags & EXEC_DETACH};
     cgroup_path(path, exec, NULL);
-    if (mkdirat(cgroup_fd, path, 0755))
+    bool marked = cgroup_fd < 0;
+    if (marked ? mark_next(exec->serial) : mkdirat(cgroup_fd, path, 0755))
         return fail_at(fail, STEP_EXEC_CGROUP, 0);
-    int dir = openat(cgroup_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    exec->pid = dir < 0 ? -1 : sys_clone3_child(0, dir, NULL);
+    int dir = marked ? -1 : openat(cgroup_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    exec->pid = dir < 0 && !marked ? -1 : sys_clone3_child(0, dir, NULL);
     if (exec->pid == 0) {
         child->record = &records[index];
         child->cgroup = exec->serial;
@@ -275,11 +310,12 @@ int table_start(uint32_t client, struct inbox *in, struct child *child, struct f
         file_child(child, in);
     }
     if (exec->pid < 0)
-        fail_at(fail, dir < 0 ? STEP_EXEC_CGROUP : STEP_CLONE, 1);
+        fail_at(fail, dir < 0 && !marked ? STEP_EXEC_CGROUP : STEP_CLONE, 1);
     if (dir >= 0)
         close(dir);
     if (exec->pid < 0) {
-        unlinkat(cgroup_fd, path, AT_REMOVEDIR);
+        if (!marked)
+            unlinkat(cgroup_fd, path, AT_REMOVEDIR);
         return -1;
     }
     exec->state = RUNNING;

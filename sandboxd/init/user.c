@@ -200,8 +200,9 @@ int user_become(const struct user *user, struct failure *fail) {
     uint64_t caps = user->uid == 0 ? node.caps : 0;
     /* From here the sandbox's user owns this process: nothing it could use may be left in it. */
     explicit_bzero(node.token, sizeof node.token);
-    if (setgroups(user->group_count, user->groups) || setresgid(user->gid, user->gid, user->gid) ||
-        setresuid(user->uid, user->uid, user->uid))
+    /* With one id there are no groups to have; what only one of them may read stays unread. */
+    if ((!node.one_id && setgroups(user->group_count, user->groups)) ||
+        setresgid(user->gid, user->gid, user->gid) || setresuid(user->uid, user->uid, user->uid))
         return fail_at(fail, STEP_CREDENTIALS, 0);
     if (prctl(PR_SET_SECUREBITS, 0UL, 0UL, 0UL, 0UL))
         return fail_at(fail, STEP_CREDENTIALS, 1);

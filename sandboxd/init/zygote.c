@@ -46,7 +46,7 @@ static int join(int userns_fd, int mntns_fd) {
 static int become_node_id(void) {
     if (prctl(PR_SET_SECUREBITS, (unsigned long)SECBIT_NO_SETUID_FIXUP, 0UL, 0UL, 0UL))
         return -1;
-    if (setgroups(0, NULL) || setresgid(node.id, node.id, node.id) ||
+    if ((!node.one_id && setgroups(0, NULL)) || setresgid(node.id, node.id, node.id) ||
         setresuid(node.id, node.id, node.id))
         return -1;
     /* Changing ids made it undumpable; the zygote writes the id maps of its children, whose /proc
@@ -119,8 +119,12 @@ static int build_root(void) {
 
 static int write_maps(int pid) {
     static const char *const names[] = {"/uid_map", "/gid_map"};
-    char map[32] = "0 0 ", path[64];
-    text_number(map + 4, node.map_count);
+    char map[96] = "0 0 ", path[64];
+    char *at = text_number(map + 4, node.map_count);
+    if (node.map_last) {
+        at = text_number(stpcpy(at, "\n"), node.map_last);
+        strcpy(text_number(stpcpy(at, " "), node.map_last), " 1\n");
+    }
     for (size_t i = 0; i < 2; i++) {
         memcpy(path, "/proc/", 6);
         strcpy(text_number(path + 6, (unsigned long)pid), names[i]);
@@ -133,10 +137,11 @@ static int write_maps(int pid) {
 static void clone_sandbox(int socket_fd, struct inbox *in) {
     struct zygote_cloned answer = {0, 0};
     int pidfd = -1;
-    if (in->fd_count != 2) {
+    if (in->fd_count != (node.no_cgroups ? 1 : 2)) {
         answer.err = EBADMSG;
     } else {
-        int pid = sys_clone3_child(SANDBOX_NAMESPACES, in->fds[1], &pidfd);
+        int cgroup_fd = node.no_cgroups ? -1 : in->fds[1];
+        int pid = sys_clone3_child(SANDBOX_NAMESPACES, cgroup_fd, &pidfd);
         if (pid == 0) {
             int control = in->fds[0];
             prctl(PR_SET_NAME, "init");
@@ -172,6 +177,9 @@ int zygote_main(int socket_fd, int userns_fd, int mntns_fd) {
         return 2;
     node.id = init.id;
     node.map_count = init.map_count;
+    node.map_last = init.map_last;
+    node.no_cgroups = init.no_cgroups != 0;
+    node.one_id = init.map_count == 1;
     node.caps = init.caps;
     node.token[0] = init.token[0];
     node.token[1] = init.token[1];

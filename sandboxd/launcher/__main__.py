@@ -2,7 +2,8 @@
 
 fd 3: hostd, 4: the listening socket for daemons, 5: the zygote. Order of steps:
 
-  1. the owner's effective id, then a user and a mount namespace: the namespace belongs to that id;
+  1. the owner's effective id, then a user and a mount namespace: the namespace belongs to that id
+     (an ordinary user's launcher is its owner already);
   2. hostd writes the maps; the launcher becomes id 65536 in it, keeping the namespace's
      capabilities (SECBIT_NO_SETUID_FIXUP) and losing all of the host's;
   3. a tmpfs of its own for the image mounts, in the new mount namespace only;
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 from sandboxd.cpu_list import cpu_list
 from sandboxd.host.client import HostClient
-from sandboxd.launcher import mounter, protocol, spooler, undertaker
+from sandboxd.launcher import mounter, protocol, spooler, undertaker, watchdog
 from sandboxd.launcher.census import census
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.launcher.cpus import Cpus
@@ -46,6 +47,7 @@ from sandboxd.launcher.staging import Staging
 from sandboxd.launcher.sweep import Sweep
 from sandboxd.launcher.transfers import Transfers, copier_handlers
 from sandboxd.launcher.views import Views
+from sandboxd.launcher.watchdog import Watchdog
 from sandboxd.launcher.worker import Worker
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
@@ -88,12 +90,6 @@ def main() -> None:
     # clone in a closed home). Codecs are looked up late.
     codecs.lookup("ascii")
     token = seccomp.SyscallToken.draw()
-    prepared = _Prepared(
-        token,
-        seccomp.compile_profile(seccomp.SANDBOX_PROFILE, exempt=token),
-        seccomp.compile_profile(seccomp.FUSE_SERVER_PROFILE),
-        open_preload(),
-    )
     hostd = socket.socket(fileno=3)
     listener = socket.socket(fileno=4)
     zygote_sock = socket.socket(fileno=5)
@@ -104,6 +100,17 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     orders, _ = protocol.receive(hostd)
     assert orders is not None
+    marks = orders["cgroups"] is None
+    prepared = _Prepared(
+        token,
+        seccomp.compile_profile(
+            seccomp.with_marks(seccomp.SANDBOX_PROFILE) if marks else seccomp.SANDBOX_PROFILE,
+            exempt=token,
+            also_exempt=seccomp.MARKS if marks else (),
+        ),
+        seccomp.compile_profile(seccomp.FUSE_SERVER_PROFILE),
+        open_preload(),
+    )
     try:
         _enter_namespaces(orders, hostd)
     except OSError as error:
@@ -115,13 +122,14 @@ def main() -> None:
 def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> None:
     node_id = orders["node_id"]
     parent = os.getppid()
-    os.setresgid(-1, orders["owner"], -1)
-    os.setresuid(-1, orders["owner"], -1)
+    if orders["owner"] is not None:
+        os.setresgid(-1, orders["owner"], -1)
+        os.setresuid(-1, orders["owner"], -1)
     namespaces.unshare(namespaces.CLONE_NEWUSER | namespaces.CLONE_NEWNS)
     protocol.send(hostd, {"event": "maps"})
     protocol.receive(hostd)
     cap.set_securebits(cap.SECBIT_NO_SETUID_FIXUP)
-    os.setgroups([])
+    namespaces.drop_groups()
     os.setresgid(node_id, node_id, node_id)
     os.setresuid(node_id, node_id, node_id)
     set_parent_death_signal(signal.SIGKILL, parent)
@@ -144,11 +152,7 @@ def _serve(
     loop = Loop()
     host = HostClient(loop, hostd)
     zygote = Zygote(loop, zygote_sock)
-    groups = NodeCgroups(
-        Path(orders["cgroups"]["v2"]),
-        {name: Path(path) for name, path in orders["cgroups"]["v1"].items()},
-        frozenset(orders["cgroups"]["v2_controllers"]),
-    )
+    groups = _node_cgroups(orders)
     caps = KernelCaps(**orders["kernel_caps"])
     enforcement = {name: str(how) for name, how in groups.enforcement().items()}
     about = {
@@ -162,6 +166,7 @@ def _serve(
         },
         "kernel_caps": skeleton.caps_in_effect(caps),
         "cpus": cpu_list(os.sched_getaffinity(0)),
+        "cgroup": groups.version,
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
         "started_at": time.time(),
     }
@@ -221,6 +226,7 @@ def _serve(
         caps=caps,
         ready_min=orders["slots_min"],
         ready_max=orders["slots_max"],
+        last_id=orders["sandbox_last_id"] or orders["sandbox_ids"] - 1,
     )
     primer = Primer(
         loop, slots=slots, roots=roots, images=images, primed_max=orders["slots_primed"]
@@ -260,6 +266,8 @@ def _serve(
         yield from zygote.initialise(
             unmapped_id=orders["node_id"],
             map_count=orders["sandbox_ids"],
+            map_last=orders["sandbox_last_id"],
+            no_cgroups=groups.v2 is None,
             token=(prepared.token.low, prepared.token.high),
             caps=cap.mask(SANDBOX_CAPABILITIES),
             program=prepared.sandbox_filter,
@@ -282,6 +290,11 @@ def _serve(
         loop.spawn(primer.keep_house())
         host.tell_ready()
 
+    if groups.v2 is None:
+        looker = Worker(loop, "watchdog", watchdog.handlers)
+        looker.start()
+        watch = Watchdog(loop, sandboxes.by_id, looker, orders["watchdog_s"])
+        loop.spawn(watch.keep_watch())
     started = loop.spawn(start())
 
     def report() -> None:
@@ -304,6 +317,17 @@ def _serve(
     )
     loop.spawn(sweep.keep_house(orders["sweep_s"]))
     loop.run()
+
+
+def _node_cgroups(orders: dict[str, Any]) -> NodeCgroups:
+    told = orders["cgroups"]
+    if told is None:
+        return NodeCgroups(None, {}, frozenset(), one_id=orders["sandbox_ids"] == 1)
+    return NodeCgroups(
+        Path(told["v2"]),
+        {name: Path(path) for name, path in told["v1"].items()},
+        frozenset(told["v2_controllers"]),
+    )
 
 
 def _staging(

@@ -33,7 +33,7 @@ def _memory_bytes(cgroups: NodeCgroups) -> int | None:
     with suppress(OSError, ValueError):
         if "memory" in cgroups.v1:
             return LimitsV1().memory_bytes(cgroups.v1["memory"])
-        if "memory" in cgroups.v2_controllers:
+        if cgroups.v2 is not None and "memory" in cgroups.v2_controllers:
             return LimitsV2().memory_bytes(cgroups.v2)
     return None
 

@@ -3,6 +3,7 @@
 For each sandbox one directory in every hierarchy that holds a limit, and one in cgroup2, where
 PID 1 makes a further one for each exec, to kill exactly its processes. On a v2 node that is the
 same directory; on a v1 node the cgroup2 hierarchy has no controllers and is there for that alone.
+An ordinary user has none of them: then a watchdog holds what it can (``watchdog.py``).
 
 Plain file writes and not cgroupspy: its nodes walk the whole tree when they are made, 1 ms for each
 hundred cgroups, and this is on the way of every create.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from sandboxd.launcher.watched import WITHOUT, Watched
 from sandboxd.linux import cgroup
 from sandboxd.linux.cgroup_limits import CPU_WEIGHT_DEFAULT, IO_NONE, LimitsV1, LimitsV2
 from sandboxd.model import Enforcement, Limits
@@ -35,15 +37,32 @@ IO_CONTROLLERS: Final = ("io", "blkio")
 class NodeCgroups:
     """The node's directories: ``v2`` always, ``v1`` by controller where a v1 hierarchy has it.
 
-    ``v2_controllers``: those of ``CONTROLLERS`` and ``IO_CONTROLLERS`` that v2 holds here.
+    ``v2_controllers``: those of ``CONTROLLERS`` and ``IO_CONTROLLERS`` that v2 holds here. ``v2``
+    None: there are none.
     """
 
-    v2: Path
+    v2: Path | None
     v1: dict[str, Path]
     v2_controllers: frozenset[str]
+    one_id: bool = False
+    """PID 1 has the id of its sandbox's root: there is no other."""
+
+    @property
+    def version(self) -> str:
+        """What holds the limits: ``v1``, ``v2`` or ``watchdog``."""
+        if self.v2 is None:
+            return "watchdog"
+        return "v1" if self.v1 else "v2"
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The node's own, in every hierarchy."""
+        return (*(() if self.v2 is None else (self.v2,)), *self.v1.values())
 
     def enforcement(self) -> dict[str, Enforcement]:
         """For each limit that a cgroup holds, whether one does here."""
+        if self.v2 is None:
+            return dict(WITHOUT)
         have = self.v1.keys() | self.v2_controllers
         names = {
             "memory_mb": {"memory"},
@@ -68,7 +87,7 @@ class SandboxCgroups:
     """One sandbox's directories."""
 
     node: NodeCgroups
-    v2: Path
+    v2: Path | None
     v1: dict[str, Path]
     cpu_weight: int = CPU_WEIGHT_DEFAULT
     cpuset: str = ""
@@ -76,16 +95,28 @@ class SandboxCgroups:
     io: tuple[int, int, int, int] = IO_NONE
     devices: set[int] = field(default_factory=set)
     """For which ``io`` is set."""
+    watched: Watched | None = None
+    """Where there are no directories."""
 
     @property
     def oom_kill_path(self) -> str | None:
         """The file that counts its OOM kills, in a line ``oom_kill N``."""
         if "memory" in self.v1:
             return str(self.v1["memory"] / "memory.oom_control")
-        return str(self.v2 / "memory.events") if "memory" in self.node.v2_controllers else None
+        if self.v2 is not None and "memory" in self.node.v2_controllers:
+            return str(self.v2 / "memory.events")
+        return None
+
+    def count_fd(self) -> tuple[int, ...]:
+        """A copy of the descriptor of such a file, where it has no path."""
+        return () if self.watched is None else (os.dup(self.watched.fd),)
 
     def limit(self, limits: Limits) -> None:
         """Set what a sandbox may use."""
+        if self.watched is not None:
+            self.watched.take(limits)
+            return
+        assert self.v2 is not None
         memory_bytes = (limits.memory_mb + limits.disk_mb) * 1024 * 1024 + RESERVE_BYTES
         for controller in (*self.v1, *self.node.v2_controllers):
             path = self.v1.get(controller, self.v2)
@@ -136,11 +167,14 @@ class SandboxCgroups:
     def _set_io(self, device: int, io: tuple[int, int, int, int]) -> None:
         if "blkio" in self.v1:
             LimitsV1().set_io(self.v1["blkio"], device, io)
-        elif "io" in self.node.v2_controllers:
+        elif self.v2 is not None and "io" in self.node.v2_controllers:
             LimitsV2().set_io(self.v2, device, io)
 
     def open_for_pid1(self) -> list[int]:
-        """The cgroup2 directory, then each v1 ``cgroup.procs``, in M_SETUP's order."""
+        """The cgroup2 directory, then each v1 ``cgroup.procs``, in M_SETUP's order; none where
+        there are no cgroups: PID 1 then kills and counts its execs by itself."""
+        if self.v2 is None:
+            return []
         with ExitStack() as undo:
             fds = [cgroup.open_directory(self.v2)]
             undo.callback(os.close, fds[0])
@@ -156,26 +190,33 @@ class SandboxCgroups:
         From outside the sandbox: PID 1 is in the same cgroups as what it would have to kill, and a
         sandbox that has used up its memory and its CPU keeps it from doing so for half a minute.
         """
-        if number > 0:
+        if number > 0 and self.v2 is not None:
             with suppress(OSError):
                 cgroup.kill(self.v2 / f"e{number}")
 
     def oom_kills(self) -> int:
+        if self.watched is not None:
+            return self.watched.oom_kills
         if self.oom_kill_path is None:
             return 0
         return cgroup.read_keyed(Path(self.oom_kill_path)).get("oom_kill", 0)
 
     def remove(self, deadline: float) -> None:
         """Remove the directories of a sandbox whose processes are dead. OSError if one stays."""
+        if self.watched is not None:
+            self.watched.close()
         for path in (*self.v1.values(), self.v2):
-            cgroup.remove_tree(path, deadline)
+            if path is not None:
+                cgroup.remove_tree(path, deadline)
 
 
 def make(node: NodeCgroups, name: str) -> SandboxCgroups:
     """Make a sandbox's cgroups, without limits; nothing is left if a step fails."""
+    if node.v2 is None:
+        return SandboxCgroups(node, None, {}, watched=Watched(pid1_counts=node.one_id))
     made = SandboxCgroups(node, node.v2 / name, {})
     try:
-        os.mkdir(made.v2)
+        os.mkdir(node.v2 / name)
         for controller, parent in node.v1.items():
             path = parent / name
             os.mkdir(path)

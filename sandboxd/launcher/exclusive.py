@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sandboxd.errors import ProcessesStuck, SandboxdError, SandboxLost
+from sandboxd.errors import FreezeUnsupported, ProcessesStuck, SandboxdError, SandboxLost
 from sandboxd.launcher import freeze, usage
 from sandboxd.launcher.cgroups import SandboxCgroups
 from sandboxd.launcher.loop import Loop, Task
@@ -39,10 +39,13 @@ REAP_TIMEOUT_S: Final = 10.0
 def begin(loop: Loop, sandbox: Sandbox, how: str) -> Task[int]:
     """Kill or freeze (``how``) all that runs; returns in how many cgroups that was.
 
-    To be run by ``Sandboxes.change``. Raises ProcessesStuck, with all thawed again, SandboxLost.
+    To be run by ``Sandboxes.change``. Raises ProcessesStuck, with all thawed again, SandboxLost,
+    FreezeUnsupported.
     """
     slot = sandbox.slot
     assert slot is not None
+    if slot.cgroups.v2 is None:
+        raise FreezeUnsupported("this node has no cgroups, without which no command is exclusive")
     sandbox.exclusive = True
     try:
         try:

@@ -34,7 +34,7 @@ from sandboxd.launcher.sandboxes import DEPTH_MAX, Sandbox, Sandboxes
 from sandboxd.launcher.staging import Staging
 from sandboxd.launcher.worker import Handler, Worker
 from sandboxd.linux import cgroup
-from sandboxd.linux.process import set_dumpable, set_oom_score
+from sandboxd.linux.process import raise_oom_score, set_dumpable
 from sandboxd.model import SandboxState
 from sandboxd.rootfs.flatten import merge_layers
 from sandboxd.rootfs.overlay import make_view, make_writable_layer
@@ -217,7 +217,7 @@ def _memory_procs(cgroups: SandboxCgroups) -> str | None:
     """The file by which a process enters what counts the sandbox's memory."""
     if "memory" in cgroups.v1:
         return str(cgroups.v1["memory"] / "cgroup.procs")
-    if "memory" in cgroups.node.v2_controllers:
+    if cgroups.v2 is not None and "memory" in cgroups.node.v2_controllers:
         return str(cgroups.v2 / "cgroup.procs")
     return None
 
@@ -230,7 +230,7 @@ def _handlers(images_dir: str) -> Mapping[str, Handler]:
             # Where memory runs out after all, it and not a program of the sandbox is what goes.
             # A process's own files are closed to it while it is not dumpable.
             set_dumpable(True)
-            set_oom_score(1000)
+            raise_oom_score(1000)
         set_dumpable(False)
         if request["procs"] is not None:
             cgroup.write(Path(request["procs"]), 0)

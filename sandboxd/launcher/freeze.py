@@ -5,6 +5,8 @@ is deleted (SIGKILL ends frozen processes, cgroups(7)). The daemon starts no exe
 paused; what it had sent before is cloned before the freeze is asked for (it waits for an M_PING).
 
 A process in uninterruptible sleep is frozen only once that ends.
+
+Without cgroups nothing is frozen: what needs it works only while no process but PID 1 lives.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sandboxd.errors import ProcessesStuck
+from sandboxd.errors import FreezeUnsupported, ProcessesStuck
 from sandboxd.launcher.cgroups import SandboxCgroups
 from sandboxd.launcher.loop import Loop, Task
-from sandboxd.linux import cgroup
+from sandboxd.linux import cgroup, procfs
 
 FREEZE_TIMEOUT_S: Final = 5.0
 
@@ -26,8 +28,18 @@ FREEZE_TIMEOUT_S: Final = 5.0
 def freeze(loop: Loop, cgroups: SandboxCgroups) -> Task[int]:
     """Freeze every exec; returns how many cgroups that were.
 
-    Raises ProcessesStuck, with everything thawed again, where one cannot be frozen in time.
+    Raises ProcessesStuck, with everything thawed again, where one cannot be frozen in time;
+    FreezeUnsupported where there are no cgroups, and processes.
     """
+    if cgroups.watched is not None:
+        with suppress(OSError):  # it has ended
+            if procfs.children(cgroups.watched.pid):
+                raise FreezeUnsupported(
+                    "processes of the sandbox are alive, and this node has no cgroups to freeze "
+                    "them with",
+                    hint="end them first, or use a node in service mode",
+                )
+        return 0
     deadline = time.monotonic() + FREEZE_TIMEOUT_S
     pause_s = 0.0005
     while True:
@@ -53,6 +65,8 @@ def thaw(cgroups: SandboxCgroups) -> None:
 
 def exec_cgroups(cgroups: SandboxCgroups) -> list[Path]:
     """The directories that PID 1 made for its execs."""
+    if cgroups.v2 is None:
+        return []
     with suppress(FileNotFoundError), os.scandir(cgroups.v2) as entries:
         return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []

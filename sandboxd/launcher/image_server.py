@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sandboxd.linux import capabilities as cap
 from sandboxd.linux import mount, namespaces, seccomp
 from sandboxd.linux.process import (
+    raise_oom_score,
     set_dumpable,
     set_no_new_privs,
-    set_oom_score,
     set_parent_death_signal,
 )
 
@@ -101,11 +102,13 @@ def _become_server(user_id: int, parent: int) -> None:
     # The node's own parts are spared by the OOM killer; what an image can make grow is not.
     # /proc/self belongs to root while a process is not dumpable.
     set_dumpable(True)
-    set_oom_score(0)
+    raise_oom_score(0)
     set_dumpable(False)
     namespaces.unshare(namespaces.CLONE_NEWNS | namespaces.CLONE_NEWNET | namespaces.CLONE_NEWIPC)
     _enter_library_root()
-    os.setgroups([])
+    namespaces.drop_groups()
+    if user_id == 0:
+        cap.drop_bounding(())  # or the exec would give it all capabilities
     os.setresgid(user_id, user_id, user_id)
     os.setresuid(user_id, user_id, user_id)
     # After the change of ids, which clears it. The capabilities go with the exec: a process

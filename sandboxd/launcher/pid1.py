@@ -140,11 +140,25 @@ class Zygote:
         self._channel = Channel(loop, sock, "the zygote")
 
     def initialise(
-        self, *, unmapped_id: int, map_count: int, token: tuple[int, int], caps: int, program: bytes
+        self,
+        *,
+        unmapped_id: int,
+        map_count: int,
+        map_last: int,
+        no_cgroups: bool,
+        token: tuple[int, int],
+        caps: int,
+        program: bytes,
     ) -> Task[None]:
         """Send what every PID 1 inherits. Raises SandboxSetupError naming the zygote's step."""
         payload = wire.zygote_init_payload(
-            unmapped_id=unmapped_id, map_count=map_count, program=program, token=token, caps=caps
+            unmapped_id=unmapped_id,
+            map_count=map_count,
+            map_last=map_last,
+            no_cgroups=no_cgroups,
+            program=program,
+            token=token,
+            caps=caps,
         )
         answer, fds = yield from self._loop.wait(
             self._channel.send(MsgType.Z_INIT, payload), STEP_TIMEOUT_S, "the zygote's start"
@@ -159,10 +173,11 @@ class Zygote:
                 errno=wire.errno_symbol(failure.err),
             )
 
-    def clone(self, control: socket.socket, cgroup_fd: int) -> Task[tuple[int, int]]:
+    def clone(self, control: socket.socket, cgroup_fd: int | None) -> Task[tuple[int, int]]:
         """A new PID 1 with ``control`` as its socket: its pid and a pidfd."""
+        given = [control.fileno(), *(() if cgroup_fd is None else (cgroup_fd,))]
         answer, fds = yield from self._loop.wait(
-            self._channel.send(MsgType.Z_CLONE, fds=[control.fileno(), cgroup_fd]),
+            self._channel.send(MsgType.Z_CLONE, fds=given),
             STEP_TIMEOUT_S,
             "the zygote",
         )
@@ -199,6 +214,8 @@ class Pid1:
         cgroup_fds: Sequence[int],
         masked: Sequence[str],
         caps: KernelCaps,
+        *,
+        last_id: int,
     ) -> Promise[Answer]:
         """Send M_SETUP; settle it with ``check``."""
         payload = wire.setup_payload(
@@ -206,11 +223,12 @@ class Pid1:
             sysctls=(
                 *skeleton.SYSCTLS,
                 *skeleton.cap_sysctls(caps),
+                *skeleton.ping_sysctls(last_id),
                 *skeleton.shm_sysctls(shm_mb),
             ),
             masks=masked,
             readonly=skeleton.READONLY,
-            cgroup_v1_count=len(cgroup_fds) - 1,
+            cgroup_v1_count=max(0, len(cgroup_fds) - 1),
             shm_mb=shm_mb,
             shm_inodes=skeleton.SHM_INODES,
             dev_inodes=skeleton.DEV_INODES,

@@ -107,6 +107,7 @@ class Slots:
         caps: KernelCaps,
         ready_min: int,
         ready_max: int,
+        last_id: int,
     ) -> None:
         self._loop = loop
         self._zygote = zygote
@@ -117,6 +118,7 @@ class Slots:
         self._caps = caps
         self._ready_min = ready_min
         self._ready_max = ready_max
+        self._last_id = last_id
         self._masked = skeleton.masked_paths(os.cpu_count() or 1)
         self._names = itertools.count(1)
         self._ready: deque[Slot] = deque()
@@ -161,9 +163,14 @@ class Slots:
             fds = cgroups.open_for_pid1()
             try:
                 with theirs:
-                    slot.pid, slot.pidfd = yield from self._zygote.clone(theirs, fds[0])
+                    group = fds[0] if fds else None
+                    slot.pid, slot.pidfd = yield from self._zygote.clone(theirs, group)
+                if cgroups.watched is not None:
+                    cgroups.watched.pid = slot.pid
                 self._loop.add_reader(slot.pidfd, lambda: self._died(slot))
-                done = slot.pid1.set_up(skeleton.HOSTNAME, shm_mb, fds, self._masked, self._caps)
+                done = slot.pid1.set_up(
+                    skeleton.HOSTNAME, shm_mb, fds, self._masked, self._caps, last_id=self._last_id
+                )
                 (namespace,) = yield from slot.pid1.check_fds(done, "set-up")
                 # PID 1's death would wait for the mounts in it to be taken down.
                 self._undertaker.request("hold", (namespace,), key=name)

@@ -87,7 +87,7 @@ class Sweep:
         return lost
 
     def _lost_cgroups(self) -> Iterator[Path]:
-        for parent in (self._cgroups.v2, *self._cgroups.v1.values()):
+        for parent in self._cgroups.directories:
             for name in os.listdir(parent):
                 if _SLOT.fullmatch(name) and name not in self._slots.names:
                     yield parent / name

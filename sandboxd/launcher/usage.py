@@ -14,6 +14,7 @@ from typing import Final
 
 from sandboxd.launcher.cgroups import SandboxCgroups
 from sandboxd.launcher.roots import Root
+from sandboxd.launcher.watched import Watched
 from sandboxd.linux import cgroup
 from sandboxd.linux.cgroup_limits import Limits, LimitsV1, LimitsV2
 
@@ -23,6 +24,9 @@ Figures = dict[str, int | None]
 def usage(cgroups: SandboxCgroups) -> Figures:
     """Figures by name, in the units that the names end in."""
     figures: Figures = {}
+    if cgroups.watched is not None:
+        return _watched(cgroups.watched)
+    assert cgroups.v2 is not None
     for controller in ("memory", "pids", "cpu"):
         path = cgroups.v1.get(controller)
         version: Limits = LimitsV2() if path is None else LimitsV1()
@@ -38,10 +42,27 @@ def usage(cgroups: SandboxCgroups) -> Figures:
 
 def pids(cgroups: SandboxCgroups) -> int | None:
     """Tasks alive or not reaped, without PID 1."""
+    if cgroups.watched is not None:
+        return cgroups.watched.tasks
     path = cgroups.v1.get("pids")
     if path is None and "pids" in cgroups.node.v2_controllers:
         path = cgroups.v2
     return _pids(LimitsV2() if path == cgroups.v2 else LimitsV1(), path)["pids"]
+
+
+def _watched(watched: Watched) -> Figures:
+    """What the watchdog saw last; nobody counts the rest."""
+    figures: Figures = {}
+    for version in _FIGURES.values():
+        figures |= version(LimitsV2(), None)
+    figures |= dict.fromkeys(("cpu_usage_usec", "cpu_user_usec", "cpu_system_usec"))
+    figures |= dict.fromkeys(_IO.values())
+    return figures | {
+        "memory_bytes": watched.memory_bytes,
+        "memory_peak_bytes": watched.memory_peak_bytes,
+        "oom_kills": watched.oom_kills,
+        "pids": watched.tasks,
+    }
 
 
 def disk_usage(root: Root | None) -> Figures:
@@ -95,14 +116,16 @@ def _cpu(version: Limits, path: Path | None) -> Figures:
 _FIGURES: Final = {"memory": _memory, "pids": _pids, "cpu": _cpu}
 
 
+_IO: Final = {"rbytes": "io_read_bytes", "wbytes": "io_written_bytes"}
+
+
 def _io(file: Path) -> Figures:
     """Sums over the devices of ``io.stat``: ``8:0 rbytes=1 wbytes=2 rios=3 wios=4 ...``."""
-    names = {"rbytes": "io_read_bytes", "wbytes": "io_written_bytes"}
-    figures: Figures = dict.fromkeys(names.values())
+    figures: Figures = dict.fromkeys(_IO.values())
     with suppress(OSError):
         lines = file.read_text(encoding="ascii").splitlines()
         pairs = [pair.split("=", 1) for line in lines for pair in line.split()[1:] if "=" in pair]
-        for key, name in names.items():
+        for key, name in _IO.items():
             figures[name] = sum(int(value) for found, value in pairs if found == key)
     return figures
 

@@ -175,9 +175,9 @@ class Verbs:
             "pid": sandbox.slot.pid,
             "phases": phases,
             "copied": sandbox.root.filled if sandbox.root else {},
-            "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
+            **_oom(sandbox),
             "mapped": list(sandbox.mapped),
-        }, (control, *self._alive_fds(sandbox))
+        }, (control, *self._alive_fds(sandbox), *_oom_fd(sandbox))
 
     def _alive_fds(self, sandbox: Sandbox) -> list[int]:
         """Copies, to be passed on and closed. One that is dead by now is a pipe at its end."""
@@ -199,8 +199,8 @@ class Verbs:
             # The daemon that asked for it is gone, and with its socket the command.
             yield from exclusive.end(self._loop, sandbox)
         control = yield from self.sandboxes.attach(sandbox)
-        path = sandbox.slot.cgroups.oom_kill_path if sandbox.slot else None
-        return {"sandbox": sandbox.id, "oom_kill_path": path}, (control, *self._alive_fds(sandbox))
+        given = (control, *self._alive_fds(sandbox), *_oom_fd(sandbox))
+        return {"sandbox": sandbox.id, **_oom(sandbox)}, given
 
     def _stack(self, message: dict[str, Any], images: tuple[str, ...]) -> Stack:
         """That of the snapshot the message names, else the bare images."""
@@ -219,8 +219,8 @@ class Verbs:
         return {
             "sandbox": sandbox.id,
             "phases": phases,
-            "oom_kill_path": sandbox.slot.cgroups.oom_kill_path,
-        }, (control, *self._alive_fds(sandbox))
+            **_oom(sandbox),
+        }, (control, *self._alive_fds(sandbox), *_oom_fd(sandbox))
 
     def _snapshot(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
@@ -293,11 +293,12 @@ class Verbs:
             with suppress(OSError, TimeoutError, SandboxdError):
                 yield sandbox.changing
         cgroups = self._slot(message).cgroups
-        sandbox.paused = bool(message["frozen"])
         if not message["frozen"]:
+            sandbox.paused = False
             freeze.thaw(cgroups)
             return {"execs": 0}, ()
         execs = yield from freeze.freeze(self._loop, cgroups)
+        sandbox.paused = True
         return {"execs": execs}, ()
 
     def _probe(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
@@ -372,6 +373,19 @@ class Verbs:
         if slot is None:
             raise NodeError("the sandbox is still being made")
         return slot
+
+
+def _oom(sandbox: Sandbox) -> dict[str, Any]:
+    """Where its OOM kills are counted: a path, or the last descriptor of the answer."""
+    groups = sandbox.slot.cgroups if sandbox.slot else None
+    return {
+        "oom_kill_path": groups.oom_kill_path if groups else None,
+        "oom_fd": groups is not None and groups.watched is not None,
+    }
+
+
+def _oom_fd(sandbox: Sandbox) -> tuple[int, ...]:
+    return sandbox.slot.cgroups.count_fd() if sandbox.slot else ()
 
 
 def _program(fd: int) -> bytes:

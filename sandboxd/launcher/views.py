@@ -302,6 +302,8 @@ def _figures(slot: Slot) -> tuple[list[str], tuple[int, ...]]:
     """The server's names of the cgroup files that tell what a slot uses, and those open."""
     groups = slot.cgroups
     v1, v2 = groups.v1, groups.v2
+    if v2 is None:
+        return [], ()
     controllers = groups.node.v2_controllers
     files: dict[str, Path] = {"cpu.stat": v2 / "cpu.stat"}
     if "memory" in v1:

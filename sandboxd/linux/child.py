@@ -157,9 +157,6 @@ def _text(name: object) -> str:
 
 def become_root() -> None:
     """Take ids 0 of a user namespace whose maps have been written."""
-    with open("/proc/self/setgroups", encoding="ascii") as file:
-        may_set_groups = file.read().strip() == "allow"
-    if may_set_groups:
-        os.setgroups([])
+    namespaces.drop_groups()
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)

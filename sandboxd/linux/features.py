@@ -4,6 +4,8 @@ Every answer comes from doing the thing (``probes``), in short-lived children wi
 from the kernel's version or from being uid 0. Nothing is left behind, and all of it takes well
 under 3 s. This is the one module of the layer that speaks the product's words.
 
+An ordinary user gets another node than root (``user_ids``), and is told what that one does.
+
 ``fail``  sandboxes cannot be made as promised: the daemon refuses to serve
 ``warn``  they can, but something is slower, scarcer or not held; the node says so
 ``ok``    as it should be
@@ -21,11 +23,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandboxd.linux import cgroup, id_ranges, procfs, programs, settings
+from sandboxd.linux import cgroup, id_ranges, procfs, programs, settings, user_ids
 from sandboxd.linux.cgroup import CgroupLayout
 from sandboxd.linux.child import ChildError
 from sandboxd.linux.id_ranges import IdRange
 from sandboxd.linux.probes import cgroups, mounts, processes
+from sandboxd.linux.user_ids import UserIds
 from sandboxd.model import Enforcement
 
 SANDBOX_IDS: Final = 65_536
@@ -64,7 +67,8 @@ class Features:
     """What works here."""
 
     ids: int
-    """Ids that a nested user namespace can have: NODE_IDS, 1, or 0 without user namespaces."""
+    """Ids that a nested user namespace can have: NODE_IDS, an ordinary user's range, 1, or 0
+    without user namespaces."""
     overlay: bool
     """Overlay with userxattr in a user namespace, on one of the writable layers."""
     overlay_detached: bool
@@ -86,6 +90,8 @@ class Features:
     """How ``memory``, ``pids`` and ``cpu`` are held."""
     fuse_request_timeout: bool
     """``fs.fuse.default_request_timeout`` exists (since Linux 6.13)."""
+    user_ids: UserIds | None = None
+    """What the node of an ordinary user has; None for root's."""
     programs: Mapping[str, str | None] = field(default_factory=dict)
     kernel_images: bool = False
     """The kernel itself can serve images here (``image_backend = "kernel"``)."""
@@ -96,7 +102,7 @@ class Features:
     def to_json(self) -> dict[str, Any]:
         layout = self.cgroup
         return {
-            **{name: getattr(self, name) for name in self.__slots__ if name != "cgroup"},
+            **{name: getattr(self, name) for name in self.__slots__ if name not in _NOT_TOLD},
             "limits": dict(self.limits),
             "programs": dict(self.programs),
             "cgroup": {
@@ -105,6 +111,9 @@ class Features:
                 "v1": {name: str(path) for name, path in sorted(layout.v1.items())},
             },
         }
+
+
+_NOT_TOLD: Final = ("cgroup", "user_ids")
 
 
 def probe_to_json(probe: Probe) -> dict[str, str]:
@@ -164,8 +173,16 @@ def probe(
     writable layers may lie that are on disk. ``image_backend``: the one that must serve.
     """
     found = _Findings()
-    ids = _account(found, account, ids)
-    count, map_ids = _user_namespaces(found, ids)
+    user: UserIds | None = None
+    map_ids: mounts.MapIds | None
+    if os.geteuid() == 0:
+        ids = _account(found, account, ids)
+        base = ids.first
+        count, map_ids = _user_namespaces(found, ids)
+    else:
+        base = 0
+        user = _user(found)
+        count, map_ids = (0, None) if user is None else (user.node_ids, user.map)
     layout = cgroup.layout()
     features = Features(
         ids=count,
@@ -174,7 +191,7 @@ def probe(
             map_ids if count else None,
             squashfuse or programs.find_program("squashfuse_ll"),
             writable_layer,
-            lambda: mounts.overlay_on_ext4(map_ids, ids.first, layers_dir),
+            lambda: _overlay_on_ext4(map_ids, base, layers_dir),
         ),
         pidfd=found.attempt(
             "pidfd", processes.pidfds, "signal and wait by pidfd", "use Linux 5.4 or newer"
@@ -185,7 +202,8 @@ def probe(
             "filters load and refuse",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         ),
-        cgroup_kill=found.attempt(
+        cgroup_kill=user is None
+        and found.attempt(
             "cgroup kill",
             lambda: cgroups.clone_into_and_kill(layout),
             f"born in and killed through {layout.v2_mount}",
@@ -193,7 +211,8 @@ def probe(
             "Linux 5.14 or newer, and let this process write to it",
         ),
         cgroup=layout,
-        limits=_limits(found, layout),
+        limits=_limits(found, layout) if os.geteuid() == 0 else _watchdog(found),
+        user_ids=user,
         fuse_request_timeout=_fuse_request_timeout(found),
         programs=_programs(found),
         kernel_images=_kernel_images(found, map_ids if count else None, image_backend),
@@ -209,7 +228,7 @@ def _account(found: _Findings, account: str, ids: IdRange | None) -> IdRange:
     except KeyError:
         found.add(
             "account",
-            Status.FAIL if os.geteuid() == 0 else Status.WARN,
+            Status.FAIL,
             f"there is no account {account}",
             f"useradd --system --user-group --no-create-home --shell /usr/sbin/nologin {account}",
         )
@@ -224,23 +243,21 @@ def _account(found: _Findings, account: str, ids: IdRange | None) -> IdRange:
             f"configure a range of at least {NODE_IDS} ids",
         )
         return ids if enough else _SPARE_IDS
-    # An account that runs this itself (rootless) is mapped to its own ranges.
-    owner = account if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    uids = id_ranges.largest(id_ranges.SUBUID, owner)
-    gids = id_ranges.largest(id_ranges.SUBGID, owner)
+    uids = id_ranges.largest(id_ranges.SUBUID, account)
+    gids = id_ranges.largest(id_ranges.SUBGID, account)
     smallest = min(uids.count if uids else 0, gids.count if gids else 0)
     if uids is None or uids != gids or smallest < ACCOUNT_IDS:
         last = _SPARE_IDS.first + ACCOUNT_IDS - 1
         found.add(
             "id range",
             Status.FAIL,
-            f"{owner} has {smallest} ids in common in /etc/subuid and /etc/subgid, "
+            f"{account} has {smallest} ids in common in /etc/subuid and /etc/subgid, "
             f"{ACCOUNT_IDS} are needed",
             f"usermod --add-subuids {_SPARE_IDS.first}-{last} "
-            f"--add-subgids {_SPARE_IDS.first}-{last} {owner}",
+            f"--add-subgids {_SPARE_IDS.first}-{last} {account}",
         )
         return _SPARE_IDS
-    found.add("id range", Status.OK, f"{uids.first}-{uids.first + uids.count - 1} of {owner}")
+    found.add("id range", Status.OK, f"{uids.first}-{uids.first + uids.count - 1} of {account}")
     return uids
 
 
@@ -270,11 +287,63 @@ def _user_namespaces(found: _Findings, ids: IdRange) -> tuple[int, mounts.MapIds
         return 0, map_range
     found.add(
         name,
-        Status.FAIL if os.geteuid() == 0 else Status.WARN,
+        Status.FAIL,
         f"one id only: {reason}",
         f"{programs.remedy('newuidmap')}, and a range of ids for this account (see id range)",
     )
     return 1, id_ranges.map_self_only
+
+
+_FOR_A_RANGE: Final = (
+    "apt-get install uidmap; usermod --add-subuids FIRST-LAST --add-subgids FIRST-LAST with "
+    f"{user_ids.WHOLE} ids that nobody has. Without: commands run as root of the sandbox only, and "
+    "files of other owners cannot be changed"
+)
+
+
+def _user(found: _Findings) -> UserIds | None:
+    """The ids of an ordinary user: his range where that works, else the one he is."""
+    ids = user_ids.find()
+    name = "user namespaces"
+    if not ids.single:
+        try:
+            mounts.user_namespaces(ids.map, ids.sandbox_ids)
+        except (OSError, ChildError) as error:
+            ids = user_ids.single(_reason(error))
+    if ids.single:
+        found.add("id range", Status.WARN, f"one id only: {ids.why}", _FOR_A_RANGE)
+        remedy = (
+            "sysctl -w user.max_user_namespaces=100000; "
+            "sysctl -w kernel.unprivileged_userns_clone=1 where that exists"
+        )
+        works = found.attempt(
+            name, lambda: mounts.user_namespaces(ids.map, 1), "nested, one id", remedy
+        )
+        return ids if works else None
+    first = ids.uids[0][1]
+    found.add("id range", Status.OK, f"{ids.node_ids} from {first} of {user_ids.account_name()}")
+    found.add(name, Status.OK, f"nested, {ids.node_ids} ids")
+    return ids
+
+
+def _overlay_on_ext4(map_ids: mounts.MapIds | None, owner: int, directory: str) -> None:
+    if os.geteuid() != 0:
+        raise OSError(1, "loop devices are root's")
+    assert map_ids is not None
+    mounts.overlay_on_ext4(map_ids, owner, directory)
+
+
+def _watchdog(found: _Findings) -> Mapping[str, Enforcement]:
+    """An ordinary user has no cgroups."""
+    remedy = "none needed; where it is, run sandboxd as root (service mode)"
+    told = {
+        "memory": (Enforcement.WATCHDOG, "a watchdog kills what has more than it may"),
+        "pids": (Enforcement.WATCHDOG, "RLIMIT_NPROC for each user, a watchdog for all together"),
+        "cpu": (Enforcement.NONE, "held by nothing; sandboxes see as many CPUs as they may use"),
+    }
+    for name, (_, how) in told.items():
+        found.add(f"{name} limit", Status.WARN, f"no cgroups for an ordinary user: {how}", remedy)
+    return MappingProxyType({name: held for name, (held, _) in told.items()})
 
 
 def _mounts(

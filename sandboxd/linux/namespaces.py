@@ -52,6 +52,14 @@ def write_id_map(
     _write_once(f"/proc/{pid}/gid_map", _map_text(gid_map))
 
 
+def drop_groups() -> None:
+    """Give up all supplementary groups. Where setgroups(2) was given up before (a user namespace of
+    one id), they stay: they are then the user's own, and give nobody more than he has."""
+    with open("/proc/self/setgroups", encoding="ascii") as file:
+        if file.read().strip() == "allow":
+            os.setgroups([])
+
+
 def _map_text(id_map: IdMap) -> str:
     return "".join(f"{inside} {outside} {count}\n" for inside, outside, count in id_map)
 

@@ -120,6 +120,9 @@ def lower_oom_score(wanted: int) -> int:
     return now
 
 
-def set_oom_score(score: int) -> None:
-    """Its own oom_score_adj; lower than it ever was needs CAP_SYS_RESOURCE."""
-    Path("/proc/self/oom_score_adj").write_text(str(score), encoding="ascii")
+def raise_oom_score(wanted: int) -> None:
+    """Its own oom_score_adj. Left where it is higher: an ordinary user's may be, and to lower it
+    needs CAP_SYS_RESOURCE."""
+    file = Path("/proc/self/oom_score_adj")
+    if int(file.read_text(encoding="ascii")) < wanted:
+        file.write_text(str(wanted), encoding="ascii")

@@ -394,13 +394,36 @@ def _guards(decisions: Mapping[int, _Decision], default: int) -> bytes:
 _EXEMPT: Final = {
     "clone3": ("low", "high"),
     "move_mount": ("high",),
+    "prlimit64": ("low", "high"),
     "pivot_root": ("low", "high"),
     "sethostname": ("low", "high"),
     "umount2": ("low", "high"),
 }
+_ALWAYS_EXEMPT: Final = tuple(name for name in _EXEMPT if name != "prlimit64")
 _TOKEN_ARGUMENT: Final = {"low": 4, "high": 5}
 
 _NR_SCMP_ERROR: Final = -1
+
+
+_RLIMIT_LOCKS: Final = 10  # <asm-generic/resource.h>
+
+
+def with_marks(profile: Path) -> dict[str, Any]:
+    """A profile under which nobody changes the mark by which PID 1 tells execs apart where there
+    are no cgroups: RLIMIT_LOCKS (init/mark.c). For use with ``MARKS`` as ``also_exempt``."""
+    parsed: dict[str, Any] = json.loads(profile.read_text(encoding="utf-8"))
+    # The kernel takes an unsigned int: the upper half of the register is not looked at.
+    which = {"value": _U32, "valueTwo": _RLIMIT_LOCKS, "op": "SCMP_CMP_MASKED_EQ"}
+    sets = {"index": 2, "value": 0, "op": "SCMP_CMP_NE"}
+    for name, args in (
+        ("setrlimit", [{"index": 0, **which}]),
+        ("prlimit64", [{"index": 1, **which}, sets]),
+    ):
+        parsed["syscalls"].append({"names": [name], "action": "SCMP_ACT_ERRNO", "args": args})
+    return parsed
+
+
+MARKS: Final = ("prlimit64",)
 
 
 def _number(name: str) -> int | None:
@@ -445,6 +468,7 @@ def compile_profile(
     profile: Mapping[str, Any] | Path,
     exempt: SyscallToken | None = None,
     optimize: int = BINARY_TREE,
+    also_exempt: tuple[str, ...] = (),
 ) -> bytes:
     """The filter as ``struct sock_filter[]``, to be pointed to by a ``struct sock_fprog``.
 
@@ -458,7 +482,7 @@ def compile_profile(
     parsed = _parse(profile)
     decisions = dict(parsed.decisions)
     if exempt is not None:
-        for name in _EXEMPT:
+        for name in (*_ALWAYS_EXEMPT, *also_exempt):
             decisions[name] = _exempted(name, decisions.get(name, _Decision()), exempt)
 
     guards: dict[int, _Decision] = {}

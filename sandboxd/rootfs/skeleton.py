@@ -65,9 +65,8 @@ SYSCTLS: Final = (
     # outlive the processes, so what they hold is what no kill of a process can give back.
     ("?kernel/msgmni", str(SYSV_QUEUES)),
     ("?kernel/sem", "500 65536 500 1024"),
-    # As Docker: a program that is not root may listen on a low port and send a ping.
+    # As Docker: a program that is not root may listen on a low port …
     ("?net/ipv4/ip_unprivileged_port_start", "0"),
-    ("?net/ipv4/ping_group_range", "0 65535"),
 )
 
 NO_NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
@@ -99,6 +98,11 @@ def caps_in_effect(caps: KernelCaps) -> dict[str, int]:
         "keys": 0,  # refused by the filter
         "sysv_queues": SYSV_QUEUES,
     }
+
+
+def ping_sysctls(last_id: int) -> tuple[tuple[str, str], ...]:
+    """… and send a ping: every group up to the last one that a sandbox has."""
+    return (("?net/ipv4/ping_group_range", f"0 {last_id}"),)
 
 
 def shm_sysctls(shm_mb: int) -> tuple[tuple[str, str], ...]:

@@ -24,6 +24,7 @@ from sandboxd.errors import (
     SandboxLost,
     TooManyExecs,
     UserNotFound,
+    UserNotMapped,
 )
 from sandboxd.init.protocol import Failure, Step, errno_symbol, step_slug
 
@@ -66,6 +67,13 @@ def exec_failure(failure: Failure, *, user: str, cwd: str) -> SandboxdError:
     if err == errno.ENOMEM:
         # The kernel's memory of a sandbox counts as the sandbox's: its limit is what it met.
         return OomKilled("the sandbox has no memory left to start it with", **detail)
+    if step == Step.STEP_CREDENTIALS and err == errno.EINVAL:
+        return UserNotMapped(
+            f"user {user!r}: this node has no such id for its sandboxes",
+            hint="run it as root, or on a node whose ids are a range",
+            user=user,
+            **detail,
+        )
     if step in (Step.STEP_EXEC_CGROUP, Step.STEP_STARTED, Step.STEP_MESSAGE):
         # Cgroups of the node's own tree and fds in flight: nothing of the sandbox counts there.
         return NodeError(f"the command could not be started: {words(err)}", **detail)
@@ -80,6 +88,8 @@ def death(reason: str) -> SandboxdError:
         return SandboxLost("the image's file system server died", reason=reason)
     if reason == "node-lost":
         return SandboxLost("a part of the node died, and the sandbox with it", reason=reason)
+    if reason == "pids-exhausted":
+        return PidsExhausted("the sandbox had more processes than it may: all ended", reason=reason)
     if reason == "oom-killed":
         return OomKilled("the sandbox ran out of memory and lost its PID 1", reason=reason)
     return SandboxDead("the sandbox's PID 1 is gone", reason=reason)

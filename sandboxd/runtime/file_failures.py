@@ -26,6 +26,7 @@ from sandboxd.errors import (
     SandboxdError,
     TreeTooLarge,
     UserNotFound,
+    UserNotMapped,
 )
 from sandboxd.init.protocol import ArchiveFlaw, Failure, Step, errno_symbol, step_slug
 from sandboxd.runtime.failures import NO_ROOM, exec_failure, words
@@ -107,6 +108,10 @@ def file_failure(
         return UserNotFound(f"no user {other!r} in the sandbox: {words(err)}", user=other, **detail)
     if step == Step.STEP_FILE_RENAME and err in (errno.EISDIR, errno.ENOTDIR):
         return FileExists(f"{other or where!r}: {words(err)}", **detail)
+    if step == Step.STEP_FILE_TREE and err == errno.EINVAL and other:
+        return UserNotMapped(
+            f"owner {other!r}: this node has no such id for its sandboxes", user=other, **detail
+        )
     if step in _STEPS:
         kind = _BY_ERRNO.get(err, FileError)
         return kind(f"{where!r}: {words(err)}", hint=_HINTS.get(kind), **detail)

@@ -265,7 +265,9 @@ class Runtime:
         path = str(answer.ok.get("oom_kill_path") or "")
         sandbox.kill_from_outside = lambda number: self._kill_exec(sandbox.id, number)
         sandbox.check_images = lambda told: self._check_images(sandbox.id, told)
-        sandbox.connect(answer.take_fds(), path, self._control_closed)
+        fds = answer.take_fds()
+        oom_fd = fds.pop() if answer.ok.get("oom_fd") else -1
+        sandbox.connect(fds, path, self._control_closed, oom_fd)
 
     def _check_images(self, sandbox_id: str, told: Callable[[bool], None]) -> None:
         async def ask() -> None:

@@ -1,7 +1,8 @@
 """How often the kernel has killed for memory in a sandbox: one number in a cgroup file.
 
 The file is ``memory.events`` on cgroup v2 and ``memory.oom_control`` on v1; both have a line
-``oom_kill N``. It is opened once: an exec reads it twice, by pread(2).
+``oom_kill N``. It is opened once: an exec reads it twice, by pread(2). Without cgroups it is a
+descriptor of the launcher's, to which its watchdog writes the same line.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ class OomCounter:
 
     __slots__ = ("_fd", "_last")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fd: int = -1) -> None:
         self._last = 0
-        self._fd = -1
+        self._fd = fd
         if path:
             try:
                 self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

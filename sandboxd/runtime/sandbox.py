@@ -260,6 +260,7 @@ class Sandbox:
         fds: Sequence[int],
         oom_kill_path: str,
         on_closed: Callable[[Sandbox, str], None],
+        oom_fd: int = -1,
     ) -> None:
         """Take the control socket and the pipes of the images' servers (the fds are owned from here
         on): the sandbox can be used."""
@@ -271,7 +272,7 @@ class Sandbox:
             lambda reason: on_closed(self, reason),
             self._images.all_alive,
         )
-        self._oom = OomCounter(oom_kill_path)
+        self._oom = OomCounter(oom_kill_path, oom_fd)
         if self._oom_kills is None:
             self.count_oom_kills()  # those of before are an earlier daemon's to count
         self._leftovers = Leftovers()

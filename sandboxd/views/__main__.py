@@ -56,7 +56,7 @@ def _mount(path: str, node_id: int) -> int:
     os.close(USERNS)
     os.close(MNTNS)
     cap.set_securebits(cap.SECBIT_NO_SETUID_FIXUP)
-    os.setgroups([])
+    namespaces.drop_groups()
     os.setresgid(node_id, node_id, node_id)
     os.setresuid(node_id, node_id, node_id)
     mount.mount(

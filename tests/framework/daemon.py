@@ -221,18 +221,20 @@ def start(
     arguments: Sequence[str] = (),
     environment: dict[str, str] | None = None,
     network: Sequence[str] = (),
+    before: Sequence[str] = (),
 ) -> Daemon:
     """Start a daemon with everything below `home`, without waiting for it.
 
     Starting again with the same `home` is a restart. `network`: the words that put a command into
-    the network namespace that it is to serve in.
+    the network namespace that it is to serve in. `before`: those that make it another user's, in
+    the same process.
     """
     images_dir, state_dir, runtime_dir = home / "images", home / "state", home / "run"
     for directory in (images_dir, state_dir, runtime_dir):
         directory.mkdir(exist_ok=True)
     address = f"127.0.0.1:{free_port()}"
     log_file = home / "log"
-    command = [*network, sys.executable, "-m", "sandboxd", "serve", "--listen", address]
+    command = [*network, *before, sys.executable, "-m", "sandboxd", "serve", "--listen", address]
     command += ["--state-dir", str(state_dir), "--runtime-dir", str(runtime_dir)]
     command += ["--images-dir", str(images_dir), *arguments]
     settings = {

@@ -44,7 +44,10 @@ STRUCTS = {
     "msg": (protocol.MSG, ("type", "id", "len", "flags")),
     "zygote_init": (
         protocol.ZYGOTE_INIT,
-        ("version", "id", "map_count", "filter_len", "token[0]", "token[1]", "caps"),
+        (
+            *("version", "id", "map_count", "map_last", "filter_len", "no_cgroups"),
+            *("token[0]", "token[1]", "caps"),
+        ),
     ),
     "zygote_cloned": (protocol.ZYGOTE_CLONED, ("pid", "err")),
     "setup": (

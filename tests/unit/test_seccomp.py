@@ -448,3 +448,33 @@ def test_any_comparison_of_any_argument(rules, args):
     )
     program = seccomp.compile_profile(profile)
     assert interpret(program, number_of("futex"), args) == read_plainly(profile, "futex", args)
+
+
+class TestMarks:
+    """The filter of sandboxes whose execs are told apart by RLIMIT_LOCKS (10)."""
+
+    HIGH = 1 << 32
+    """The kernel looks at the lower half of the register only."""
+
+    @pytest.fixture
+    def program(self) -> bytes:
+        return seccomp.compile_profile(
+            seccomp.with_marks(SANDBOX_PROFILE), exempt=TOKEN, also_exempt=seccomp.MARKS
+        )
+
+    @pytest.mark.parametrize("resource", [10, 10 + HIGH])
+    def test_nobody_sets_it(self, program, resource):
+        assert interpret(program, number_of("setrlimit"), (resource, 1)) == EPERM
+        assert interpret(program, number_of("prlimit64"), (0, resource, 1, 0)) == EPERM
+        assert interpret(program, number_of("prlimit64"), (7, resource, 1, 1)) == EPERM
+
+    def test_anybody_reads_it_and_sets_others(self, program):
+        assert interpret(program, number_of("prlimit64"), (0, 10, 0, 1)) == ALLOW
+        assert interpret(program, number_of("prlimit64"), (0, 7, 1, 0)) == ALLOW
+        assert interpret(program, number_of("setrlimit"), (7, 1)) == ALLOW
+
+    def test_pid_1_sets_it_with_both_halves_of_its_token(self, program):
+        mark = (0, 10, 1, 0)
+        assert interpret(program, number_of("prlimit64"), (*mark, TOKEN.low, TOKEN.high)) == ALLOW
+        assert interpret(program, number_of("prlimit64"), (*mark, TOKEN.low, 1)) == EPERM
+        assert interpret(program, number_of("prlimit64"), (*mark, 1, TOKEN.high)) == EPERM

@@ -77,6 +77,7 @@ async def _diff(
             errors.SandboxExclusive,
             errors.SandboxLost,
             errors.ProcessesStuck,
+            errors.FreezeUnsupported,
         ),
     },
 )

@@ -68,6 +68,7 @@ Bytes = Annotated[int, Query(ge=0, lt=1 << 63)]
 FILE_ERRORS: Final = (
     errors.RequestError,
     errors.UserNotFound,
+    errors.UserNotMapped,
     errors.FileError,
     errors.FileNotFound,
     errors.FileAccessDenied,

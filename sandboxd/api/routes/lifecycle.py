@@ -28,6 +28,7 @@ _GONE = (
     errors.SandboxLost,
     errors.SandboxExclusive,
     errors.ProcessesStuck,
+    errors.FreezeUnsupported,
     errors.OomKilled,
     errors.NodeError,
     errors.NodeUnavailable,

@@ -33,6 +33,9 @@ async def node(request: Request) -> Response:
         {
             "name": config.node_name,
             "version": __version__,
+            "mode": str(said.get("mode") or "service"),
+            "ids": str(said.get("ids") or "range"),
+            "cgroup": str(said.get("cgroup") or "v1"),
             "ready": runtime.ready,
             "sandboxes": runtime.counts(),
             "max_sandboxes": config.max_sandboxes,

@@ -107,11 +107,13 @@ async def asked_for(runtime: Runtime, body: CreateBody) -> tuple[SandboxSpec, by
         errors.SandboxBusy,
         errors.SandboxExclusive,
         errors.ProcessesStuck,
+        errors.FreezeUnsupported,
         errors.SymlinkInPath,
         errors.TreeTooLarge,
         errors.FileChanged,
         # Of the files that it is made with.
         errors.UserNotFound,
+        errors.UserNotMapped,
         errors.FileError,
         errors.FileNotFound,
         errors.FileAccessDenied,

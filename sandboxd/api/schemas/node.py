@@ -55,6 +55,14 @@ class NodeNetwork(Answer):
 class NodeAnswer(Answer):
     name: str
     version: str
+    mode: Literal["service", "rootless"]
+    """Started by root, or by an ordinary user, whose sandboxes have no network but a loopback and
+    no files of the host."""
+    ids: Literal["range", "single"]
+    """What users a sandbox has. `single`: its root alone, and files of other owners cannot be
+    changed."""
+    cgroup: Literal["v1", "v2", "watchdog"]
+    """What holds memory and processes; `enforcement` says it of each limit."""
     ready: bool
     sandboxes: dict[str, int]
     """Number by state."""

@@ -1,0 +1,65 @@
+"""What a sandbox without cgroups is limited by, as far as it is told to others: its limits, and the
+count of what was killed in it for memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from typing import Final
+
+from sandboxd.model import Enforcement, Limits
+
+WITHOUT: Final[Mapping[str, Enforcement]] = {
+    "memory_mb": Enforcement.WATCHDOG,
+    "pids": Enforcement.WATCHDOG,
+    **dict.fromkeys(
+        (
+            *("cpus", "cpu_weight", "cpuset"),
+            *("io_read_bps", "io_read_iops", "io_write_bps", "io_write_iops"),
+        ),
+        Enforcement.NONE,
+    ),
+}
+"""How limits are held without cgroups."""
+
+
+class Watched:
+    """Of one slot. ``fd``: a file with a line ``oom_kill N``, like the kernel's own."""
+
+    def __init__(self, *, pid1_counts: bool = False) -> None:
+        """``pid1_counts``: PID 1 has the id of the sandbox's root."""
+        self.fd = os.memfd_create("oom", os.MFD_CLOEXEC)
+        self._pid1_counts = pid1_counts
+        self.pid = 0
+        """The slot's PID 1."""
+        self.limits: Limits | None = None
+        """None until it is a sandbox."""
+        self.memory_bytes: int | None = None
+        self.memory_peak_bytes: int | None = None
+        self.tasks: int | None = None
+        """Without PID 1. These three as the watchdog saw them last."""
+        self.oom_kills = 0
+        self._write()
+
+    def take(self, limits: Limits) -> None:
+        """Become a sandbox's. Once only: a hard limit cannot be raised again."""
+        self.limits = limits
+        hard = resource.prlimit(self.pid, resource.RLIMIT_NPROC)[1]
+        most = limits.pids + self._pid1_counts
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        resource.prlimit(self.pid, resource.RLIMIT_NPROC, (most, most))
+
+    def count_kill(self) -> None:
+        self.oom_kills += 1
+        self._write()
+
+    def _write(self) -> None:
+        os.pwrite(self.fd, f"oom_kill {self.oom_kills}\n".encode("ascii"), 0)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
