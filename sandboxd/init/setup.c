@@ -172,6 +172,12 @@ int setup_stage(const struct inbox *in, struct failure *fail) {
         return fail_at(fail, STEP_PROC, 0);
     if (mount("sysfs", STAGE "sys", "sysfs", MS_RDONLY | LOCKED_DOWN, NULL))
         return fail_at(fail, STEP_SYS, 0);
+    /* The JVM believes no limit below /sys/fs/cgroup where mountinfo has no cgroup2 there. It is this
+     * namespace's own, and nothing of it can be reached below the mask, on which the views go. */
+    if ((mount("cgroup", STAGE "sys/fs/cgroup", "cgroup2", MS_RDONLY | LOCKED_DOWN, NULL) ||
+         bind_over("/mask/dir", STAGE "sys/fs/cgroup", 0, false)) &&
+        errno != ENOENT)
+        return fail_at(fail, STEP_SYS, 1);
     if (stage_dev(&setup, fail))
         return -1;
     return stage_kernel_files(&setup, cursor, end, fail);
@@ -311,9 +317,12 @@ int setup_swap_root(int overlay_fd, const struct kernel_mounts *mounts,
     return r;
 }
 
+/* Bit i: a view lies over path i of M_VIEWS. What else may be mounted there stays. */
+static uint32_t views_bound;
+
 /*
  * Bind each mount over its path. What an earlier server's files show is an error by now, so theirs
- * go first; in between a reader sees the kernel's own file.
+ * go first; in between a reader sees what is below them: the kernel's own file, or a mask.
  *
  * Nothing here asks a file system that may not answer: neither end of a path is opened, and mounts
  * come ready by descriptor. By working directory, as umount2(2) takes no descriptor.
@@ -330,10 +339,15 @@ int setup_views(const struct inbox *in, const struct kernel_mounts *mounts, stru
             break;
         }
         path += proc ? 5 : 4;
-        /* EINVAL: there is none on it. */
-        if (sys_umount_detach(path) && errno != EINVAL && errno != ENOENT)
+        uint32_t bit = UINT32_C(1) << i;
+        if (views_bound & bit && sys_umount_detach(path)) {
             r = fail_at(fail, STEP_VIEW, (uint32_t)i);
-        else if (sys_move_mount(in->fds[i], AT_FDCWD, path) && errno != ENOENT)
+            break;
+        }
+        views_bound &= ~bit;
+        if (!sys_move_mount(in->fds[i], AT_FDCWD, path))
+            views_bound |= bit;
+        else if (errno != ENOENT)
             r = fail_at(fail, STEP_VIEW, (uint32_t)i);
     }
     if (chdir("/") && !r)

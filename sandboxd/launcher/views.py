@@ -32,6 +32,7 @@ from sandboxd.launcher import cpus, protocol
 from sandboxd.launcher.cpus import Cpus, Share
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.linux.cgroup_limits import quota_us
 from sandboxd.model import Limits
 from sandboxd.rootfs import skeleton
 
@@ -131,6 +132,9 @@ class Views:
             "disk_kb": limits.disk_mb * 1024 * self._disk_is_memory,
             "started_s": time.clock_gettime(time.CLOCK_BOOTTIME),
             "started_at": time.time(),
+            "quota_us": quota_us(limits.cpus),
+            "cpu_weight": limits.cpu_weight,
+            "pids": limits.pids,
         }
         if self._server is not None:
             self._server.send(view.told)

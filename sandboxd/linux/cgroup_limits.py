@@ -119,7 +119,7 @@ class LimitsV1(Limits):
 
     def set_cpu(self, path: Path, cpus: float) -> None:
         write(path / "cpu.cfs_period_us", CPU_PERIOD_US)
-        write(path / "cpu.cfs_quota_us", _quota_us(cpus))
+        write(path / "cpu.cfs_quota_us", quota_us(cpus))
 
     def set_cpu_weight(self, path: Path, weight: int) -> None:
         # As the kernel itself puts v2's weights on v1's scale: sched_weight_from_cgroup() in
@@ -154,7 +154,7 @@ class LimitsV2(Limits):
             write(path / "memory.swap.max", swap_bytes)
 
     def set_cpu(self, path: Path, cpus: float) -> None:
-        write(path / "cpu.max", f"{_quota_us(cpus)} {CPU_PERIOD_US}")
+        write(path / "cpu.max", f"{quota_us(cpus)} {CPU_PERIOD_US}")
 
     def set_cpu_weight(self, path: Path, weight: int) -> None:
         write(path / "cpu.weight", weight)
@@ -188,7 +188,8 @@ def _device(number: int) -> str:
     return f"{os.major(number)}:{os.minor(number)}"
 
 
-def _quota_us(cpus: float) -> int:
+def quota_us(cpus: float) -> int:
+    """Of each ``CPU_PERIOD_US``."""
     return max(CPU_QUOTA_MIN_US, round(cpus * CPU_PERIOD_US))
 
 

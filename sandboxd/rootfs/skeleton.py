@@ -124,6 +124,8 @@ VIEWS: Final = (
     ("diskstats", "proc/diskstats"),
     # The whole directory: psutil, and so pytest-xdist, counts cores by cpuN/topology in it.
     ("cpu", "sys/devices/system/cpu"),
+    ("cgroups", "proc/cgroups"),
+    ("cgroup", "sys/fs/cgroup"),
 )
 """The view server's names (``sandboxd/views``), and what each goes over."""
 

@@ -9,7 +9,9 @@ They are a comfort, not a wall. A node without them runs, and says so in ``/v1/n
 
 ``tree``     names and inode numbers
 ``figures``  what a sandbox uses, read from its cgroups
+``scope``    what a sandbox was given
 ``content``  the text of each file
+``cgroup_files``  the same, of those below /sys/fs/cgroup
 ``pace``     that one sandbox which reads in a loop does not hold up the others
 ``server``   FUSE requests, and what the launcher says
 """

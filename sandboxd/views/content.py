@@ -23,6 +23,7 @@ from typing import Final
 
 from sandboxd.cpu_list import cpu_list
 from sandboxd.views.figures import Cpu, Memory
+from sandboxd.views.scope import Scope
 from sandboxd.views.tree import Node
 
 USER_HZ: Final = 100
@@ -31,19 +32,6 @@ USER_HZ: Final = 100
 LOAD_SPANS_S: Final = (60, 300, 900)
 
 SWAPS: Final = b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What a sandbox was given."""
-
-    cpus: tuple[int, ...]
-    memory_kb: int
-    disk_kb: int
-    started_s: float
-    """CLOCK_BOOTTIME."""
-    started_at: float
-    """Unix time of the same moment."""
 
 
 def meminfo(scope: Scope, memory: Memory) -> bytes:

@@ -5,7 +5,8 @@ Messages of the launcher, framed as in ``launcher/protocol.py``; none is answere
 ``{"op": "add", "name", "files": ["memory.stat", ...]}``  a sandbox's slot, and its cgroups' files
                                                           (fds, in the order of ``files``)
 ``{"op": "tell", "name", "cpus", "memory_kb", "disk_kb",  what it was given; until then what reads
-  "started_s", "started_at"}``                            waits
+  "started_s", "started_at", "quota_us", "cpu_weight",    waits
+  "pids"}``
 ``{"op": "drop", "name"}``                                it is gone
 ``{"event": "serving"}``, the other way                   once, when the file system answers
 
@@ -22,6 +23,7 @@ import os
 import socket
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,9 +34,10 @@ import trio
 
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
-from sandboxd.views import content, figures, tree
-from sandboxd.views.content import Clock, Scope
+from sandboxd.views import cgroup_files, content, figures, tree
+from sandboxd.views.content import Clock
 from sandboxd.views.pace import Pace
+from sandboxd.views.scope import Scope
 from sandboxd.views.tree import Node
 
 FRESH_S: Final = 0.1
@@ -42,6 +45,8 @@ TELL_TIMEOUT_S: Final = 2.0
 """From a request to the launcher's word on its sandbox, which was sent before."""
 KEEP_S: Final = 3600.0
 """Names never change, nor does anything of a directory: the kernel may keep them."""
+OF_COMMANDS_MAX: Final = 64
+"""Readings kept of a sandbox's files below commands' directories."""
 TASKS_MAX: Final = 4096
 """Requests that wait for their turn, all sandboxes together."""
 CPUINFO_FRESH_S: Final = 30.0
@@ -68,6 +73,8 @@ class View:
         self.clock = Clock()
         self.pace = Pace()
         self.readings: dict[int, Reading] = {}
+        self.of_commands: deque[int] = deque()
+        """Those of them that are below commands' directories, the oldest first."""
 
     @property
     def cpus(self) -> Sequence[int]:
@@ -130,6 +137,9 @@ class Views(pyfuse3.Operations):
                 message["disk_kb"],
                 message["started_s"],
                 message["started_at"],
+                message["quota_us"],
+                message["cpu_weight"],
+                message["pids"],
             )
             view.told.set()
 
@@ -258,6 +268,10 @@ class Views(pyfuse3.Operations):
         if reading is None:
             reading = Reading(now, time.time_ns(), self._text(view, scope, node))
             view.readings[node.local] = reading
+            if tree.is_of_command(node):
+                view.of_commands.append(node.local)
+                if len(view.of_commands) > OF_COMMANDS_MAX:
+                    del view.readings[view.of_commands.popleft()]
         elif now - reading.taken_s >= FRESH_S:
             text = self._text(view, scope, node)
             if text != reading.text:
@@ -266,13 +280,21 @@ class Views(pyfuse3.Operations):
         return reading
 
     def _text(self, view: View, scope: Scope, node: Node) -> bytes:
-        if node.local > tree.CPU_DIRECTORY:
+        if tree.is_cgroup_file(node):
+            return self._cgroup_file(view, scope, node)
+        if tree.CPU_DIRECTORY < node.local != tree.CGROUPS:
             return content.cpu_file(node, scope.cpus)
         return self._texts[node.name](self, view, scope)
 
     def _meminfo(self, view: View, scope: Scope) -> bytes:
         used = figures.memory(view.fds.get("memory.usage"), view.fds.get("memory.stat"))
         return content.meminfo(scope, used)
+
+    def _cgroup_file(self, view: View, scope: Scope, node: Node) -> bytes:
+        used = figures.memory(view.fds.get("memory.usage"), view.fds.get("memory.stat"))
+        cpu = figures.cpu(view.fds.get("cpu.stat"))
+        processes = figures.processes(view.fds.get("pids"))
+        return cgroup_files.text(node.name, scope, used, cpu, processes)
 
     def _stat(self, view: View, scope: Scope) -> bytes:
         processes = figures.processes(view.fds.get("pids"))
@@ -306,6 +328,7 @@ class Views(pyfuse3.Operations):
         "uptime": _uptime,
         "swaps": lambda *_: content.SWAPS,
         "diskstats": lambda *_: b"",
+        "cgroups": lambda *_: cgroup_files.PROC_CGROUPS.encode(),
     }
 
     def _attributes(self, view: View, node: Node) -> pyfuse3.EntryAttributes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from tests.e2e.at_once import at_once
 from tests.e2e.host_processes import family_with, status_of
 from tests.e2e.restarts import started_again
-from tests.framework import images
+from tests.framework import images, times
 from tests.framework.daemon import Daemon, running_daemon
 from tests.framework.leaks import LeakCheck
 
@@ -134,6 +136,55 @@ def test_sandboxes_are_spread_over_the_cpus(start_daemon: StartDaemon) -> None:
         for sandbox in (a, b):
             found.add(shell(daemon, sandbox, "grep Cpus_allowed_list /proc/self/status"))
     assert len(found) == 2
+
+
+def test_cgroup_files_say_the_limits(daemon: Daemon) -> None:
+    """Where programs look: the root, the command's own cgroup, and v1's directories."""
+    limits = {"cpus": 1.5, "memory_mb": 300, "disk_mb": 64, "pids": 77, "cpu_weight": 400}
+    script = """
+        own=/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)
+        for d in /sys/fs/cgroup "$own"; do
+            (cd "$d" && cat memory.max cpu.max cpu.weight pids.max)
+        done
+        cd /sys/fs/cgroup
+        cat memory/memory.limit_in_bytes cpu/cpu.cfs_quota_us cpu/cpu.shares pids/pids.max
+    """
+    v2, v1 = ["314572800", "150000 100000", "400", "77"], ["314572800", "150000", "4096", "77"]
+    with daemon.sandbox("busybox", limits=limits) as sandbox:
+        assert shell(daemon, sandbox, script).splitlines() == [*v2, *v2, *v1]
+        cpus = "cd /sys/fs/cgroup; cat cpuset.cpus cpuset/cpuset.effective_cpus"
+        online = shell(daemon, sandbox, "cat /sys/devices/system/cpu/online")
+        assert shell(daemon, sandbox, cpus) == 2 * online
+        hierarchies = shell(daemon, sandbox, "tail -n +2 /proc/cgroups | cut -f 2").split()
+        assert set(hierarchies) == {"0"}
+
+
+def test_used_memory_in_cgroup_files_is_the_sandboxs_own(daemon: Daemon) -> None:
+    with daemon.sandbox("busybox", limits=LIMITS) as sandbox:
+        script = "cat /sys/fs/cgroup/memory.current; head -c 20m /dev/zero | tail -c 20m | "
+        script += "(sleep 1; cat /sys/fs/cgroup/memory.current; cat >/dev/null)"
+        before, beside = map(int, shell(daemon, sandbox, script).split())
+        assert before < 8 << 20
+        assert 20 << 20 < beside < 40 << 20
+
+
+def test_cgroup_files_outlive_their_server(start_daemon: StartDaemon) -> None:
+    """While there is none the mask shows: an empty directory."""
+    daemon = start_daemon()
+    with daemon.sandbox("busybox", limits=LIMITS) as sandbox:
+        for _ in range(2):
+            (server,) = family_with(daemon.refresh_family(), "sandboxd.views")
+            os.kill(server, signal.SIGKILL)
+            deadline = time.monotonic() + times.scaled(20)
+            while True:
+                told = daemon.exec(sandbox, "cd /sys/fs/cgroup; ls . | wc -l; cat memory.max")
+                count, *most = told["stdout"].split()
+                assert count == "0" or int(count) > 10
+                if most:
+                    break
+                assert time.monotonic() < deadline
+            assert most == [str(256 << 20)]
+            assert family_with(daemon.refresh_family(), "sandboxd.views") != [server]
 
 
 def test_uptime_begins_with_the_sandbox(daemon: Daemon) -> None:

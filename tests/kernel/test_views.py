@@ -100,6 +100,7 @@ def serve_all(
         for fd in fds:
             os.close(fd)
         told = {"memory_kb": 1000 + number, "disk_kb": 0, "started_s": 0.0, "started_at": 0.0}
+        told |= {"quota_us": 100_000, "cpu_weight": 100, "pids": 64}
         protocol.send(sock, {"op": "tell", "name": name, "cpus": cpus, **told})
 
     def read_all() -> list[str]:

@@ -19,14 +19,32 @@ def test_cgroup_of_pid1_shows_no_path_of_the_host(inside: Inside) -> None:
         assert line.split(":", 2)[2] == "/", line
 
 
-def test_no_cgroup_file_system_is_mounted(inside: Inside) -> None:
-    assert "cgroup" not in inside.shell("cat /proc/self/mountinfo")
-    assert inside.ask("list:/sys/fs/cgroup") in ("ok 0", "ENOENT")
+def test_only_views_are_to_be_seen_of_cgroups(inside: Inside) -> None:
+    """One cgroup2 is mounted, of its own namespace and read-only, as the JVM looks for one; under a
+    mask, and that under the views: what is reached is neither of a cgroup."""
+    lines = inside.shell("cat /proc/self/mountinfo").splitlines()
+    stack = [line.split() for line in lines if line.split()[4].startswith("/sys/fs/cgroup")]
+    kinds = [words[words.index("-") + 1] for words in stack]
+    assert kinds == ["cgroup2", "tmpfs", "fuse.views"]
+    assert [words[0] for words in stack][:-1] == [words[1] for words in stack][1:]  # one on another
+    assert all(words[4] == "/sys/fs/cgroup" for words in stack)
+    assert stack[0][3] == "/"
+    assert all("ro" in words[5].split(",") for words in stack)
+    assert not [line for line in lines if " - cgroup " in line]
+    assert inside.shell("stat -f -c %t /sys/fs/cgroup").strip() == "65735546"  # FUSE_SUPER_MAGIC
 
 
-@pytest.mark.parametrize("name", ["cgroup.procs", "release_agent", "memory/memory.limit_in_bytes"])
+@pytest.mark.parametrize("name", ["cgroup.procs", "cgroup.kill", "cgroup.freeze", "cpu.pressure"])
 def test_cgroup_file_is_not_there(name: str, inside: Inside) -> None:
-    assert inside.ask(f"open_w:/sys/fs/cgroup/{name}") in ("ENOENT", "EROFS")
+    for directory in ("", "e1/", "memory/"):
+        assert inside.ask(f"open_w:/sys/fs/cgroup/{directory}{name}") in ("ENOENT", "EROFS")
+        assert inside.ask(f"open_r:/sys/fs/cgroup/{directory}{name}") == "ENOENT"
+
+
+@pytest.mark.parametrize("name", ["memory.max", "cpu.max", "memory/memory.limit_in_bytes"])
+def test_cgroup_file_cannot_be_written(name: str, inside: Inside) -> None:
+    assert inside.ask(f"open_w:/sys/fs/cgroup/{name}") == "EROFS"
+    assert inside.ask(f"open_r:/sys/fs/cgroup/{name}").startswith("ok")
 
 
 @pytest.mark.parametrize("name", ["cgroup", "cgroup2"])

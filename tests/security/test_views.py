@@ -45,7 +45,7 @@ def test_mounts_are_closed(as_root: Inside) -> None:
         for line in as_root.shell("cat /proc/self/mountinfo").splitlines()
         if " fuse.views " in line
     ]
-    assert len(lines) == 8
+    assert len(lines) == 10
     for line in lines:
         assert {"ro", "nosuid", "nodev", "noexec"} <= set(line.split()[5].split(","))
         assert " ro," in line.rpartition(" - ")[2]

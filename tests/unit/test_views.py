@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from sandboxd.launcher.cpus import Cpus
 from sandboxd.rootfs import skeleton
-from sandboxd.views import content, figures, tree
-from sandboxd.views.content import Clock, Scope
+from sandboxd.views import cgroup_files, content, figures, tree
+from sandboxd.views.content import Clock
 from sandboxd.views.figures import Cpu, Memory
 from sandboxd.views.pace import BURST, RATE, WAIT_MAX_S, Pace
+from sandboxd.views.scope import Scope
 from sandboxd.views.tree import Node
 
 SCOPE = Scope((1, 5), memory_kb=2048 * 1024, disk_kb=1024 * 1024, started_s=1000.0, started_at=1e9)
@@ -223,6 +224,46 @@ def test_the_launcher_binds_what_the_server_has() -> None:
     assert names == [name for name, _ in skeleton.VIEWS]
     for _, path in skeleton.VIEWS:
         assert Path("/", path).exists()
+
+
+def test_a_commands_cgroup_has_the_files_of_the_root() -> None:
+    """JVM, Go and Node look below the path of /proc/self/cgroup first."""
+    top = tree.child(Node(0, "", True), "cgroup", (0,))
+    assert top is not None
+    names = {node.name for node in tree.children(top, (0,)) if not node.directory}
+    inodes = set()
+    for name in ("e0", "e7", "e4294967295"):
+        command = tree.child(top, name, (0,))
+        assert command is not None
+        assert {node.name for node in tree.children(command, (0,))} == names
+        for node in (command, *tree.children(command, (0,))):
+            assert tree.node_at(tree.inode(3, node), (0,)) == node
+            inodes.add(tree.inode(3, node))
+    assert len(inodes) == 3 * (len(names) + 1)
+    assert not inodes & {tree.inode(3, node) for node in tree.children(top, (0,))}
+    for name in ("e", "e01", "e-1", "x1", "e1/", "e٣", "e99999999999"):
+        assert tree.child(top, name, (0,)) is None
+
+
+def test_every_cgroup_file_has_a_text() -> None:
+    scope = Scope((1, 5), 2048, 1024, 0, 0, quota_us=150_000, cpu_weight=400, pids=64)
+    memory = Memory(usage=1500, anon=100, shmem=1100, file=200)
+    v1 = [name for names in cgroup_files.V1_FILES.values() for name in names]
+    texts = {
+        name: cgroup_files.text(name, scope, memory, Cpu(5, 7), 3).decode()
+        for name in (*cgroup_files.FILES, *v1)
+    }
+    assert texts["memory.max"] == texts["memory.limit_in_bytes"] == f"{2 << 20}\n"
+    # 1024 KiB of the tmpfs pages are its disk.
+    assert texts["memory.current"] == texts["memory.usage_in_bytes"] == f"{476 << 10}\n"
+    assert texts["cpu.max"] == "150000 100000\n"
+    assert (texts["cpu.cfs_quota_us"], texts["cpu.cfs_period_us"]) == ("150000\n", "100000\n")
+    assert (texts["cpu.weight"], texts["cpu.shares"]) == ("400\n", "4096\n")
+    assert texts["cpuset.cpus.effective"] == texts["cpuset.effective_cpus"] == "1,5\n"
+    assert (texts["pids.max"], texts["pids.current"]) == ("64\n", "3\n")
+    assert texts["cpu.stat"] == "usage_usec 12\nuser_usec 5\nsystem_usec 7\n"
+    assert "anon 102400\nfile 282624\n" in texts["memory.stat"]
+    assert texts["memory.soft_limit_in_bytes"] == "9223372036854771712\n"
 
 
 # --- figures -----------------------------------------------------------------------------------
