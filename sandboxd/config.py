@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import pwd
+import resource
 import secrets
 import socket
 import stat
@@ -354,13 +355,17 @@ def _build(values: dict[str, object]) -> Config:
     base = Config()
     if is_rootless(str(plain.get("user", base.user))):
         plain = _user_directories() | plain
+    nofile = _users_nofile(str(plain.get("user", base.user)))
     for table in _TABLES:
         own: dict[str, Any] = {
             key.removeprefix(table + "."): value
             for key, value in values.items()
             if key.startswith(table + ".")
         }
-        plain[table] = replace(getattr(base, table), **own)
+        default = getattr(base, table)
+        if nofile is not None and isinstance(default, Limits):
+            default = replace(default, nofile=min(default.nofile, nofile))
+        plain[table] = replace(default, **own)
     config = Config(**plain)
     # Who asks for nothing has what is most, where that is a bound and the default none.
     bounds = {
@@ -401,12 +406,24 @@ def _user_directories() -> dict[str, object]:
     }
 
 
+def _users_nofile(account: str) -> int | None:
+    """An ordinary user cannot give sandboxes more open files than he has; half of them are for the
+    node's own parts, which hold some of each. None where nothing bounds them."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return hard // 2 if is_rootless(account) and hard != resource.RLIM_INFINITY else None
+
+
 def _check(config: Config) -> None:
     def refuse(key: str, why: str, other: str = "") -> ConfigError:
         # Of two that contradict each other, the one that somebody wrote.
         origin = config.origins.get(key) or config.origins.get(other, "defaults")
         return ConfigError(f"{origin}: {key} {why}", key=key)
 
+    nofile = _users_nofile(config.user)
+    if nofile is not None and config.max_limits.nofile > nofile:
+        raise refuse(
+            "max_limits.nofile", f"is more than {nofile}, half of this user's RLIMIT_NOFILE"
+        )
     try:
         parse_listen(config.listen)
     except ValueError as error:

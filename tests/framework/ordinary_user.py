@@ -33,7 +33,7 @@ FILES = ("passwd", "group", "subuid", "subgid")
 _ENTER = """
 for file in passwd group subuid subgid; do mount --bind "$0/$file" "/etc/$file"; done
 mount --bind "$0/fuse" /dev/fuse
-exec setpriv --reuid UID --regid UID --clear-groups -- "$@"
+exec "$@"
 """
 
 
@@ -42,16 +42,22 @@ class OrdinaryUser:
     """`directory` holds what he sees instead of the host's files, and his home."""
 
     directory: Path
+    uid: int = UID
 
     @property
     def home(self) -> Path:
         return self.directory / "home"
 
     @property
+    def words_for_his_files(self) -> list[str]:
+        """Before a command, these have it see his files, as whoever runs it."""
+        return ["unshare", "--mount", "sh", "-euc", _ENTER, str(self.directory)]
+
+    @property
     def words(self) -> list[str]:
         """Before a command, these make it his; the process stays the same."""
-        script = _ENTER.replace("UID", str(UID))
-        return ["unshare", "--mount", "sh", "-euc", script, str(self.directory)]
+        become = ["setpriv", "--reuid", str(self.uid), "--regid", str(self.uid), "--clear-groups"]
+        return [*self.words_for_his_files, *become, "--"]
 
     def run(
         self, command: Sequence[str], environment: dict[str, str] | None = None
@@ -72,27 +78,32 @@ class OrdinaryUser:
         """Make directories of his."""
         for path in paths:
             path.mkdir(exist_ok=True)
-            os.chown(path, UID, UID)
+            os.chown(path, self.uid, self.uid)
 
 
 @contextlib.contextmanager
-def ordinary_user(subids: int, *, fuse_mode: int = 0o666) -> Iterator[OrdinaryUser]:
-    """`subids`: how many subordinate ids he has; 0 for no entry."""
+def ordinary_user(
+    subids: int, *, fuse_mode: int = 0o666, name: str = NAME, uid: int = UID
+) -> Iterator[OrdinaryUser]:
+    """`subids`: how many subordinate ids he has; 0 for no entry. `name` and `uid`: of one that the
+    host has already."""
     directory = Path(tempfile.mkdtemp(prefix=host_state.OWN_PREFIX))
     try:
         directory.chmod(0o755)
-        user = OrdinaryUser(directory)
-        entries = {
-            "passwd": f"{NAME}:x:{UID}:{UID}::{user.home}:/bin/sh\n",
-            "group": f"{NAME}:x:{UID}:\n",
-        }
+        user = OrdinaryUser(directory, uid)
+        entries = {}
+        if name == NAME:
+            entries = {
+                "passwd": f"{NAME}:x:{UID}:{UID}::{user.home}:/bin/sh\n",
+                "group": f"{NAME}:x:{UID}:\n",
+            }
         if subids:
-            entries |= dict.fromkeys(("subuid", "subgid"), f"{NAME}:{FIRST_SUBID}:{subids}\n")
-        for name in FILES:
-            host = Path("/etc", name)
+            entries |= dict.fromkeys(("subuid", "subgid"), f"{name}:{FIRST_SUBID}:{subids}\n")
+        for file in FILES:
+            host = Path("/etc", file)
             text = host.read_text() if host.exists() else ""
-            (directory / name).write_text(text + entries.get(name, ""))
-            (directory / name).chmod(0o644)
+            (directory / file).write_text(text + entries.get(file, ""))
+            (directory / file).chmod(0o644)
         device = os.stat("/dev/fuse").st_rdev
         os.mknod(directory / "fuse", stat.S_IFCHR | 0o600, device)
         (directory / "fuse").chmod(fuse_mode)

@@ -87,6 +87,7 @@ class Slurm:
     environment: dict[str, str]
     controller: subprocess.Popen[bytes]
     slurmds: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
 
     def run(
         self, command: Sequence[str], *, user: int | None = None, check: bool = True
@@ -139,7 +140,7 @@ class Slurm:
             time.sleep(PAUSE_S)
 
     def start_slurmd(self, node: str) -> None:
-        command = ["slurmd", "-D", "-N", node]
+        command = [*self.before, "slurmd", "-D", "-N", node]
         self.slurmds[node] = _start(command, self.environment, self.home)
 
     def kill_slurmd(self, node: str) -> None:
@@ -157,8 +158,11 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def running_slurm(count: int, *, kill_wait_s: int = 15) -> Iterator[Slurm]:
-    """A cluster of ``count`` nodes; after the block nothing of it is left."""
+def running_slurm(
+    count: int, *, kill_wait_s: int = 15, before: Sequence[str] = ()
+) -> Iterator[Slurm]:
+    """A cluster of ``count`` nodes; after the block nothing of it is left. ``before``: words that
+    put a node into surroundings of its own, in the same process."""
     with contextlib.ExitStack() as stack:
         home = Path(tempfile.mkdtemp(prefix=f"{host_state.OWN_PREFIX}slurm-"))
         stack.callback(shutil.rmtree, home)
@@ -189,7 +193,7 @@ def running_slurm(count: int, *, kill_wait_s: int = 15) -> Iterator[Slurm]:
         }
         environment["SLURM_CONF"] = str(configuration)
         controller = _start(["slurmctld", "-D", "-c"], environment, home)
-        cluster = Slurm(home, names, environment, controller)
+        cluster = Slurm(home, names, environment, controller, before=tuple(before))
         stack.callback(_stop, cluster)
         for name in names:
             cluster.start_slurmd(name)

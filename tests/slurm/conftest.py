@@ -20,12 +20,14 @@ from sandboxd.client import slurm as published
 from tests.framework import host_state, times
 from tests.framework import slurm as framework
 from tests.framework.leaks import LeakCheck
+from tests.framework.ordinary_user import ordinary_user
 from tests.framework.slurm import Slurm
 
 NEEDS = pytest.mark.needs("root", "namespaces", "overlay", "fuse", "cgroup-kill", "cgroup-limits")
 PROGRAM = str(Path(sys.executable).with_name("sandboxd"))
 GONE_S = times.scaled(60.0)
 INSTANCES = Path("/run")
+NOBODY = 65_534
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,7 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster(leak_check: LeakCheck, busybox: Path) -> Iterator[Slurm]:
     if reason := framework.missing():
         pytest.skip(reason)
-    with leak_check.around("the cluster"), framework.running_slurm(3) as running:
+    with (
+        leak_check.around("the cluster"),
+        # On its nodes an account other than root may open /dev/fuse, and has subordinate ids.
+        ordinary_user(65_536, name="nobody", uid=NOBODY) as nobody,
+        framework.running_slurm(3, before=nobody.words_for_his_files) as running,
+    ):
         images = running.home / "images"
         images.mkdir()
         shutil.copyfile(busybox, images / "busybox.sif")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import pytest
 from sandboxd.client import Client
 from sandboxd.client import slurm as published
 from sandboxd.errors import SandboxdError
-from tests.slurm.conftest import Jobs
+from tests.slurm.conftest import NOBODY, Jobs, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -125,18 +126,33 @@ def test_stop_removes_what_a_lost_batch_node_left(jobs: Jobs):
     assert not where.exists()
 
 
-def test_an_ordinary_user_is_refused_by_name(jobs: Jobs):
-    """The daemon needs root to start. Whatever it says reaches whoever launched it."""
-    nobody = 65534
+def test_an_ordinary_user_launches_uses_and_stops(jobs: Jobs):
+    """All of it as somebody who is root nowhere."""
     home = jobs.cluster.home / "nobody"
     home.mkdir(exist_ok=True)
     home.chmod(0o755)
-    jobs.cluster.run(["chown", "65534:65534", str(home)])
-    refused = jobs.verb(
-        "launch", "--directory", str(home), "--sbatch", f"--chdir={home}", check=False, user=nobody
+    os.chown(home, NOBODY, NOBODY)
+    words = ("--directory", str(home))
+    launched = jobs.verb(
+        "launch", "--json", *words, "--sbatch", f"--chdir={home}", user=NOBODY, check=False
     )
-    assert refused.returncode == 1
-    assert "slurm-job-ended" in refused.stderr
-    assert "feature-missing: sandboxd must be started as root" in refused.stderr
+    assert launched.returncode == 0, launched.stderr
+    (told,) = json.loads(launched.stdout)
+    job = str(told["job"])
+    (found,) = published.nodes(job, home)
+    file = home / job / f"{found.node}.json"
+    assert (file.stat().st_uid, stat.S_IMODE(file.stat().st_mode)) == (NOBODY, 0o600)
+    with Client.from_slurm(found.node, job=job, directory=home, retry_s=0) as client:
+        node = client.node()
+        assert (node.mode, node.ids, node.cgroup) == ("rootless", "range", "watchdog")
+        with client.create("busybox") as box:
+            assert box.exec(["id", "-u"]).stdout == "0\n"
+            assert box.exec(["id", "-u"], user="agent").stdout == "1000\n"
+    # That there is something to be left.
+    instances = list(Path("/tmp").glob(f"sandboxd-slurm-{NOBODY}-{job}-*"))
+    assert len(instances) == 1
+    assert jobs.processes()
+    jobs.verb("stop", *words, job, user=NOBODY)
+    wait_for(lambda: not instances[0].exists(), lambda: f"{instances[0]} is still there")
+    wait_for(lambda: not jobs.processes(), lambda: f"still there: {jobs.processes()}")
     assert [path.name for path in home.iterdir() if path.is_dir()] == []
-    assert list(Path("/tmp").glob("sandboxd-slurm-65534-*")) == []

@@ -1,6 +1,8 @@
 """Where settings come from, which wins, and what is refused."""
 
 import os
+import pwd
+import resource
 import stat
 from dataclasses import fields
 from pathlib import Path
@@ -206,3 +208,47 @@ def test_a_switch_in_a_file_is_a_boolean(tmp_path: Path) -> None:
     file.write_text("proc_views = 0\n")
     with pytest.raises(ConfigError, match="must be true or false"):
         load_config(file, env={})
+
+
+class TestOrdinaryUser:
+    """Neither root nor the account that the service has."""
+
+    @pytest.fixture(autouse=True)
+    def user(self, monkeypatch):
+        monkeypatch.setattr("os.geteuid", lambda: 77_001)
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
+        for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", "/home/ann")
+
+    def test_his_files_are_where_he_may_write(self):
+        config = load_config(env={})
+        assert config.state_dir == "/home/ann/.local/state/sandboxd"
+        assert config.runtime_dir == "/tmp/sandboxd-77001"
+        assert config.token_file == f"{config.state_dir}/token"
+
+    def test_as_the_base_directory_specification_has_it(self, monkeypatch):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/77001")
+        monkeypatch.setenv("XDG_STATE_HOME", "/data/state")
+        config = load_config(env={})
+        assert config.state_dir == "/data/state/sandboxd"
+        assert config.runtime_dir == "/run/user/77001/sandboxd"
+
+    def test_what_is_set_counts(self):
+        config = load_config(env={"SANDBOXD_RUNTIME_DIR": "/x"}, overrides={"state_dir": "/y"})
+        assert (config.runtime_dir, config.state_dir) == ("/x", "/y")
+
+    def test_sandboxes_have_half_of_his_open_files(self):
+        config = load_config(env={})
+        assert config.default_limits.nofile == config.max_limits.nofile == 2048
+        assert config.kernel_caps == Config().kernel_caps
+
+    def test_more_open_files_than_he_has_are_refused(self):
+        with pytest.raises(ConfigError, match=r"max_limits\.nofile is more than 2048"):
+            load_config(env={"SANDBOXD_MAX_LIMITS_NOFILE": "4096"})
+
+    def test_the_services_account_is_none(self, monkeypatch):
+        account = pwd.getpwall()[-1]
+        monkeypatch.setattr("os.geteuid", lambda: account.pw_uid)
+        config = load_config(env={}, overrides={"user": account.pw_name})
+        assert config.runtime_dir == Config().runtime_dir
