@@ -27,6 +27,7 @@ create     ``sandbox images:[key, ...] limits hostname meta       ``sandbox pid 
 attach     ``sandbox``                                            ``sandbox oom_kill_path``
                                                                   (fd: control)
 list       ``after`` (a sandbox id, or "")                        ``sandboxes more``
+state      ``sandbox``                                            ``state reason``, as in ``list``
 delete     ``sandbox``                                            ``sandbox`` when no process lives
 note       ``sandbox meta``                                       -
 keep       ``name record`` (an object; null: no more)             -

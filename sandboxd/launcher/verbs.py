@@ -63,6 +63,7 @@ class Verbs:
             "create": self._create,
             "attach": self._attach,
             "list": self._list,
+            "state": self._state,
             "delete": self._delete,
             "reset": self._reset,
             "snapshot": self._snapshot,
@@ -254,6 +255,12 @@ class Verbs:
         rows = self.sandboxes.rows(after=str(message.get("after", "")))
         page = protocol.page(row.to_json() for row in rows)
         return {"sandboxes": page, "more": len(rows) > len(page)}, ()
+        yield
+
+    def _state(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
+        del fds
+        sandbox = self.sandboxes.find(message["sandbox"])
+        return {"state": str(sandbox.state), "reason": sandbox.reason}, ()
         yield
 
     def _delete(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:

@@ -21,7 +21,7 @@ from sandboxd.errors import NodeError, NodeUnavailable, SandboxDead, SandboxdErr
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher.protocol import SandboxRow
 from sandboxd.model import SandboxState
-from sandboxd.runtime.failures import death
+from sandboxd.runtime.failures import NODE_LOST, death
 from sandboxd.runtime.idempotency import IdempotencyKeys
 from sandboxd.runtime.sandbox import Sandbox
 
@@ -73,7 +73,8 @@ class Adoption:
             if row is None and sandbox.state is SandboxState.DELETING:
                 self.runtime.forget(sandbox)
             elif row is None:
-                sandbox.fail(death("node-lost"))
+                sandbox.fail(death(NODE_LOST))
+                self.runtime.processes.node_lost(sandbox)  # also where it had failed before
             elif row.state == SandboxState.FAILED:
                 sandbox.fail(death(row.reason))  # while nobody was there to be told
 

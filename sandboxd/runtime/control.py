@@ -70,6 +70,10 @@ class Control:
         """Requests that have not ended."""
         return len(self._requests)
 
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
     # --- asking ------------------------------------------------------------------------------
 
     def register(self, request: Request) -> int:

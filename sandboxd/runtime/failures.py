@@ -28,6 +28,9 @@ from sandboxd.errors import (
 )
 from sandboxd.init.protocol import Failure, Step, errno_symbol, step_slug
 
+NODE_LOST: Final = "node-lost"
+"""Why PID 1 is gone where a part of the node has died, which takes every sandbox along."""
+
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -86,7 +89,7 @@ def death(reason: str) -> SandboxdError:
     """What a sandbox has failed with, by the launcher's word on why."""
     if reason == "image-lost":
         return SandboxLost("the image's file system server died", reason=reason)
-    if reason == "node-lost":
+    if reason == NODE_LOST:
         return SandboxLost("a part of the node died, and the sandbox with it", reason=reason)
     if reason == "pids-exhausted":
         return PidsExhausted("the sandbox had more processes than it may: all ended", reason=reason)

@@ -38,7 +38,7 @@ from sandboxd.runtime.creation import Creation
 from sandboxd.runtime.drain import RECORD as DRAIN_RECORD
 from sandboxd.runtime.drain import Drain
 from sandboxd.runtime.expiry import Expiry
-from sandboxd.runtime.failures import death
+from sandboxd.runtime.failures import NODE_LOST, death
 from sandboxd.runtime.history import History
 from sandboxd.runtime.idempotency import IdempotencyKeys, fingerprint
 from sandboxd.runtime.ids import new_id
@@ -56,8 +56,10 @@ from sandboxd.runtime.stream import StreamLimits, Streams
 log = logging.getLogger(__name__)
 
 REASON_WAIT_S: Final = 5.0
-"""From the end of a control socket to the launcher's word on why, at most. It always comes, unless
-the launcher is gone too; late, when hundreds of sandboxes end at once."""
+"""From the end of a control socket to asking the launcher why. Its word comes unasked, unless the
+launcher is gone too or PID 1 lives; late, when hundreds of sandboxes end at once."""
+REASON_ANSWER_S: Final = 20.0
+"""For its answer to that."""
 
 DELETE_AGAIN_S: Final = 5.0
 EXPIRY_GRAIN_S: Final = 0.002
@@ -83,8 +85,6 @@ class Runtime:
         self._ready = False
         self._became_ready = asyncio.Event()
         self._adopted = False
-        self._losses = 0
-        """How often the launcher was lost; tells a successor from the one before."""
         self._node: dict[str, Any] = {}
         self.meters = Meters()
         self.node_events = NodeEvents(self.meters.event)
@@ -426,7 +426,6 @@ class Runtime:
     def launcher_lost(self) -> None:
         self._ready = False
         self._became_ready.clear()
-        self._losses += 1
         self.node_events.tell("node-lost", "the launcher is not connected any more")
         self.processes.launcher_lost()
 
@@ -451,15 +450,26 @@ class Runtime:
 
     def _control_closed(self, sandbox: Sandbox, reason: str) -> None:
         if not self._ready:
-            sandbox.fail(death("node-lost"))
+            sandbox.fail(death(NODE_LOST))
         else:
             # Why is the launcher's to say, and its word is on the way over another socket.
-            losses = self._losses
-            self._loop.call_later(REASON_WAIT_S, self._settle, sandbox, reason, losses)
+            self.spawn(self._ask_why(sandbox, reason))
 
-    def _settle(self, sandbox: Sandbox, reason: str, losses: int) -> None:
-        # A launcher that died may have a successor by now, which knows nothing of this sandbox.
-        sandbox.fail(death(reason if losses == self._losses else "node-lost"))
+    async def _ask_why(self, sandbox: Sandbox, reason: str) -> None:
+        """Fail it with the launcher's word. ``reason`` counts only where PID 1 lives: then it was
+        PID 1 that broke the connection. A launcher that does not answer, or has never heard of the
+        sandbox as it is another one's successor, is the node's fault and nobody else's."""
+        await asyncio.sleep(REASON_WAIT_S)
+        if not sandbox.is_cut_off:
+            return
+        try:
+            answer = await self.launcher.call(
+                "state", sandbox=sandbox.id, timeout_s=REASON_ANSWER_S
+            )
+        except SandboxdError:
+            sandbox.fail(death(NODE_LOST))
+        else:
+            sandbox.fail(death(str(answer.ok.get("reason") or reason)))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

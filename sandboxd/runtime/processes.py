@@ -16,6 +16,7 @@ import os
 import signal
 import struct
 import termios
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -39,7 +40,7 @@ from sandboxd.init.protocol import ExecFlag, Failure, KillScope
 from sandboxd.launcher.client import LauncherClient
 from sandboxd.launcher.spool import Piece, SpoolReader, close_all
 from sandboxd.model import ExecRequest
-from sandboxd.runtime.failures import death, exec_failure, exit_code, has_run
+from sandboxd.runtime.failures import NODE_LOST, death, exec_failure, exit_code, has_run
 from sandboxd.runtime.ping import failure_of
 from sandboxd.runtime.sandbox import Sandbox
 
@@ -94,6 +95,8 @@ class Process:
     """Whoever waits for output is answered with what there is: the daemon is about to end."""
     on_exit: Callable[[], None] | None = None
     """Told once ``exit`` is there."""
+    on_failure: Callable[[SandboxdError], None] | None = None
+    """Told once its sandbox has failed."""
     _spools: list[SpoolReader] = field(default_factory=list)
     _event_fd: int = -1
     _stdin: int = -1
@@ -182,11 +185,21 @@ class Process:
     def ended(self, end: dict[str, Any]) -> None:
         """What the launcher says of its end."""
         if self.exit is None:
-            self.exit = _exit(end, user=str(self.meta.get("user")), cwd=str(self.meta.get("cwd")))
-            self.sandbox.background -= 1
-            self._wake()
-            if self.on_exit is not None:
-                self.on_exit()
+            self._end(_exit(end, user=str(self.meta.get("user")), cwd=str(self.meta.get("cwd"))))
+
+    def _end(self, end: ProcessExit) -> None:
+        self.exit = end
+        self.sandbox.background -= 1
+        self._wake()
+        if self.on_exit is not None:
+            self.on_exit()
+
+    def sandbox_failed(self, error: SandboxdError) -> None:
+        """Its own end is the launcher's to tell, but for a launcher that ended with the node."""
+        if self.on_failure is not None:
+            self.on_failure(error)
+        if self.exit is None and error.detail.get("reason") == NODE_LOST:
+            self._end(_exit({"at": time.time(), "lost": NODE_LOST, "oom": False}))
 
     @property
     def is_session(self) -> bool:
@@ -290,6 +303,7 @@ class ProcessTable:
         self._starting: dict[str, dict[str, Any] | None] = {}
         self._known = False
         self._asking = asyncio.Lock()
+        sandbox.on_failure = self.sandbox_failed
 
     async def start(self, request: ExecRequest, *, name: str = "") -> Process:
         """Start a command in the background; its timeout and output caps do not count.
@@ -467,6 +481,12 @@ class ProcessTable:
         elif process_id in self._processes:
             self._processes[process_id].ended(event["exit"])
 
+    def sandbox_failed(self, error: SandboxdError) -> None:
+        """End what waits for something in it, and the processes themselves where nobody else will
+        ever tell of their ends."""
+        for process in list(self._processes.values()):
+            process.sandbox_failed(error)
+
     def end_waits(self) -> None:
         for process in self._processes.values():
             process.end_waits()
@@ -512,6 +532,12 @@ class ProcessTables:
         for table in self._tables.values():
             table.end_waits()
 
+    def node_lost(self, sandbox: Sandbox) -> None:
+        """No launcher knows this sandbox any more."""
+        table = self._tables.get(sandbox.id)
+        if table is not None:
+            table.sandbox_failed(death(NODE_LOST))
+
     def launcher_lost(self) -> None:
         for table in self._tables.values():
             table.forget_answers()
@@ -527,7 +553,7 @@ class ProcessTables:
             self.forget(sandbox_id)
 
 
-def _exit(end: dict[str, Any], *, user: str, cwd: str) -> ProcessExit:
+def _exit(end: dict[str, Any], *, user: str = "", cwd: str = "") -> ProcessExit:
     at = float(end["at"])
     if "lost" in end:
         # It went with its sandbox: whose fault that was is the sandbox's to say.

@@ -128,6 +128,8 @@ class Sandbox:
     background: int = 0
     """Processes that run in the background, as far as this daemon knows."""
     ports: PortConnections = field(default_factory=PortConnections)
+    on_failure: Callable[[SandboxdError], None] = lambda _error: None
+    """Told once it has failed: what the launcher started for it is not told by its control."""
     meters: Meters | None = None
     _control: Control | None = None
     _oom: OomCounter | None = None
@@ -284,6 +286,16 @@ class Sandbox:
         """Whether a result can be believed: the servers of its images live."""
         return self._images is None or self._images.all_alive()
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether its PID 1 went away and nobody knows why yet."""
+        return (
+            self.failure is None
+            and self.state is not SandboxState.DELETING
+            and self._control is not None
+            and not self._control.is_open
+        )
+
     def fail(self, error: SandboxdError) -> None:
         """Its PID 1 or its image is gone. Everything under way in it ends with ``error``."""
         if self.failure is not None or self.state is SandboxState.DELETING:
@@ -296,6 +308,7 @@ class Sandbox:
         self.ports.end(error)
         if self._control is not None:
             self._control.fail(error)
+        self.on_failure(error)
 
     def disconnect(self, error: SandboxdError) -> None:
         """Let go of every fd; what is under way ends with ``error``. Idempotent."""
@@ -366,7 +379,7 @@ class Sandbox:
             oom=self._oom,
             leftovers=self._leftovers,
             on_kill=self.kill_from_outside,
-            on_unkillable=self._unkillable,
+            on_unkillable=self.unkillable,
             check_images=self.check_images,
             sinks=sinks,
             on_started=on_started,
@@ -429,7 +442,8 @@ class Sandbox:
         elif not done.cancelled() and done.result().oom_killed:
             self.events.add("oom", "a command was killed as the sandbox ran out of memory")
 
-    def _unkillable(self) -> None:
+    def unkillable(self) -> None:
+        """One of its processes has outlived SIGKILL for too long."""
         self.fail(SandboxLost("a process of the sandbox cannot be killed", reason="unkillable"))
 
 

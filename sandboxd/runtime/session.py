@@ -29,7 +29,7 @@ from sandboxd.errors import SandboxdError, SessionBusy, SessionEnded
 from sandboxd.init.protocol import KillScope, close_fds
 from sandboxd.model import ExecRequest, ExecResult, TimeoutReason
 from sandboxd.runtime import shells
-from sandboxd.runtime.exec import EXIT_TIMED_OUT, Exec, Sink
+from sandboxd.runtime.exec import EXIT_TIMED_OUT, GONE_WAIT_S, Exec, Sink
 from sandboxd.runtime.failures import death
 from sandboxd.runtime.output import Capture
 from sandboxd.runtime.pipes import CHUNK_BYTES, read_available
@@ -100,6 +100,7 @@ class Session:
         for fd in self._outputs:
             self._watch(fd)
         process.on_exit = self._exited
+        process.on_failure = self._sandbox_failed
 
     @property
     def busy(self) -> bool:
@@ -213,7 +214,8 @@ class Session:
 
     def _give_up(self, running: _Running) -> None:
         self._signal(signal.SIGKILL, KillScope.KILL_TREE)
-        running.timer = None
+        # As of an exec: what still lives then cannot be killed, and ends the sandbox.
+        running.timer = self._loop.call_later(GONE_WAIT_S, self.process.sandbox.unkillable)
 
     def pause(self) -> None:
         """Read no output until ``resume``: the command waits once its pipes are full."""
@@ -268,6 +270,13 @@ class Session:
             self._finish(error=end.failure)
         else:
             self._finish(end.exit_code or 0, end.signal)
+
+    def _sandbox_failed(self, error: SandboxdError) -> None:
+        """The interpreter's own end may be told late, or by nobody."""
+        if self._hello is not None and not self._hello.done():
+            self._hello.set_exception(error)
+        if self._running is not None:
+            self._finish(error=error)
 
     def _finish(
         self, code: int = 0, number: int | None = None, *, error: SandboxdError | None = None
@@ -371,7 +380,7 @@ class Session:
         if self._running is not None:
             self._finish(error=error)
         self.released = True
-        self.process.on_exit = None
+        self.process.on_exit = self.process.on_failure = None
         for timer in self._timers.values():
             timer.cancel()
         for fd in list(self._watched):

@@ -23,7 +23,7 @@ from sandboxd.errors import (
 )
 from sandboxd.images.mounts import Share
 from sandboxd.model import ImageConfig, MountSpec, SandboxState
-from sandboxd.runtime.failures import death
+from sandboxd.runtime.failures import NODE_LOST, death
 from sandboxd.runtime.sandbox import Sandbox, SandboxView, now
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ async def reset(
             )
         except (NodeUnavailable, SandboxNotFound):
             # The launcher died with the sandbox in its hands: that will be no better next time.
-            sandbox.fail(death("node-lost"))
+            sandbox.fail(death(NODE_LOST))
             assert sandbox.failure is not None
             raise sandbox.failure.with_traceback(None) from None
         except SandboxdError as error:

@@ -59,6 +59,13 @@ def node_serves(daemon: Daemon) -> bool:
         return False
 
 
+def connections(daemon: Daemon) -> int:
+    """How often this daemon has found a launcher. A launcher whose zygote was killed lives on for
+    a moment, and so may the old node answer behind the first failure."""
+    told = daemon.http.get("/v1/events", params={"kind": "node-connected"}).text
+    return told.count('"node-connected"')
+
+
 def use_it(daemon: Daemon) -> None:
     with daemon.sandbox("busybox") as sandbox:
         assert daemon.exec(sandbox, "echo $((6 * 7))")["stdout"] == "42\n"
@@ -138,6 +145,7 @@ def test_a_killed_part_is_named_and_the_node_serves_again(
     daemon = start_daemon()
     marker = new_marker()
     sandboxes = [daemon.create("busybox") for _ in range(8)]
+    before = connections(daemon)
     with client_of(daemon) as client:
 
         def run(sandbox: str) -> httpx.Response:
@@ -151,12 +159,12 @@ def test_a_killed_part_is_named_and_the_node_serves_again(
             for answer in answers.result():
                 error_of(answer)
         assert pids_with(marker) == []
-        while not node_serves(daemon):
+        while connections(daemon) == before or not node_serves(daemon):
             made = client.post("/v1/sandboxes", json={"image": "busybox"})
             if made.status_code != 201:
                 error_of(made)
-            else:
-                daemon.delete(made.json()["id"])
+            elif (deleted := client.delete(made.headers["Location"])).status_code != 204:
+                error_of(deleted)
     for sandbox in sandboxes:
         answer = daemon.http.post(f"/v1/sandboxes/{sandbox}/exec", json={"command": ["true"]})
         assert error_of(answer)["code"] == "sandbox-lost"
@@ -164,6 +172,39 @@ def test_a_killed_part_is_named_and_the_node_serves_again(
         assert (seen["state"], seen["failure"]["cause"]) == ("failed", "node")
         daemon.delete(sandbox)
     use_it(daemon)
+
+
+@pytest.mark.parametrize("victim", [launcher_of, zygote_of], ids=["launcher", "zygote"])
+def test_what_waits_for_a_session_or_a_process_is_told_of_the_nodes_death(
+    start_daemon: StartDaemon, victim: Callable[[Daemon], int]
+):
+    """Their ends are the launcher's to tell, and it may be the one that died."""
+    daemon = start_daemon()
+    marker = new_marker()
+    sandbox = daemon.create("busybox")
+    before = connections(daemon)
+    url = f"/v1/sandboxes/{sandbox}"
+    with client_of(daemon, timeout_s=60) as client:
+        session = client.post(f"{url}/sessions", json={}).json()["id"]
+        body = {"command": ["sleep", marker]}
+        process = client.post(f"{url}/processes", json=body).json()["id"]
+
+        def ask(path: str) -> httpx.Response:
+            if path.startswith("sessions"):
+                return client.post(f"{url}/{path}", json={"command": f"sleep {marker}"})
+            return client.get(f"{url}/{path}", params={"wait_s": 50, "stdout_offset": 0})
+
+        paths = [f"sessions/{session}/exec", f"processes/{process}"]
+        with in_background(lambda: at_once(ask, paths, threads=2)) as answers:
+            wait_for_marker(marker, count=2)
+            os.kill(victim(daemon), signal.SIGKILL)
+            in_session, in_process = answers.result()
+        assert error_of(in_session)["code"] == "sandbox-lost"
+        seen = in_process.json()
+        assert (seen["state"], seen["error"]["code"]) == ("failed", "sandbox-lost"), seen
+        assert (seen["exit_code"], seen["signal"]) == (None, None)
+    wait_for(lambda: connections(daemon) > before and node_serves(daemon), "another node")
+    daemon.delete(sandbox)
 
 
 def test_a_killed_hostd_ends_the_daemon_and_nothing_stays(start_daemon: StartDaemon):

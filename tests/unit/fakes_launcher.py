@@ -186,6 +186,12 @@ class FakeLauncher:
             "ok": {"sandboxes": [self.rows[key] for key in page], "more": len(later) > len(page)}
         }
 
+    def do_state(self, message, _fds):
+        row = self.rows.get(message["sandbox"])
+        if row is None:
+            return {"error": {"code": "sandbox-not-found", "message": "gone"}}
+        return {"ok": {"state": row["state"], "reason": row.get("reason", "")}}
+
     def do_delete(self, message, _fds):
         self.rows.pop(message["sandbox"], None)
         for pid1 in self.pid1s.pop(message["sandbox"], []):

@@ -278,13 +278,70 @@ def test_death_is_told_with_its_reason(world, reason, kind):
     asyncio.run(main())
 
 
-def test_death_without_a_word_of_the_launcher(world):
+@pytest.mark.parametrize(
+    ("row", "kind", "reason"),
+    [
+        ({"state": "running"}, SandboxDead, "exited"),  # PID 1 lives, and has cut us off
+        ({"state": "failed", "reason": "oom-killed"}, OomKilled, "oom-killed"),
+        ({"state": "failed", "reason": "node-lost"}, SandboxLost, "node-lost"),
+        (None, SandboxLost, "node-lost"),  # the launcher is the successor of another
+    ],
+)
+def test_death_that_the_launcher_did_not_tell_of_is_asked_for(
+    world, monkeypatch, row, kind, reason
+):
+    monkeypatch.setattr(manager, "REASON_WAIT_S", 0.01)
+
+    async def main():
+        async with world.runtime() as runtime:
+            view = await runtime.create(SPEC)
+            if row is None:
+                world.launcher.rows.clear()
+            else:
+                world.launcher.rows[view.id] |= row
+            world.launcher.kill_pid1(view.id)
+            await until(lambda: runtime.find(view.id).state is SandboxState.FAILED)
+            failure = runtime.find(view.id).failure
+            assert (type(failure), failure.detail["reason"]) == (kind, reason)
+
+    asyncio.run(main())
+
+
+def test_death_while_the_launcher_does_not_answer_is_the_nodes(world, monkeypatch):
+    monkeypatch.setattr(manager, "REASON_WAIT_S", 0.01)
+    monkeypatch.setattr(manager, "REASON_ANSWER_S", 0.05)
+    world.launcher.held.add("state")
+
     async def main():
         async with world.runtime() as runtime:
             view = await runtime.create(SPEC)
             world.launcher.kill_pid1(view.id)
             await until(lambda: runtime.find(view.id).state is SandboxState.FAILED)
-            assert isinstance(runtime.find(view.id).failure, SandboxDead)
+            failure = runtime.find(view.id).failure
+            assert (failure.code, failure.cause, failure.retryable) == (
+                "sandbox-lost", "node", True,
+            )  # fmt: skip
+
+    asyncio.run(main())
+
+
+def test_what_runs_in_the_background_ends_with_the_launcher(world):
+    """Whose word on its end would never come."""
+
+    async def main():
+        async with world.runtime() as runtime:
+            view = await runtime.create(SPEC)
+            table = runtime.processes.of(runtime.find(view.id))
+            process = await table.start(ExecRequest(command=("/bin/sleep", "60")))
+            waiting = asyncio.ensure_future(process.wait({}, 3600))
+            await asyncio.sleep(0)
+            world.launcher.stop()
+            world.launcher.kill_pid1(view.id)
+            async with asyncio.timeout(10):
+                await waiting
+            assert process.exit.failure.code == "sandbox-lost"
+            assert (process.exit.exit_code, runtime.find(view.id).background) == (None, 0)
+            world.launcher.restart()
 
     asyncio.run(main())
 

@@ -49,7 +49,7 @@ class Bench:
         for fd in (out_w, err_w, in_r, status_w):
             os.close(fd)
         sandbox = SimpleNamespace(is_sound=True)
-        self.process = SimpleNamespace(exit=None, on_exit=None, sandbox=sandbox)
+        self.process = SimpleNamespace(exit=None, on_exit=None, on_failure=None, sandbox=sandbox)
         self.session = Session(self.process, [out_r, err_r, in_w, status_r], self.signal)
         self.waiter = asyncio.ensure_future(self._reap())
 
@@ -163,6 +163,19 @@ def test_a_command_whose_images_server_died_has_no_result():
         with pytest.raises(SandboxLost) as lost:
             await bench.run("exit_of")
         assert (lost.value.cause, lost.value.retryable) == ("node", True)
+
+    play("dash", part)
+
+
+def test_a_command_whose_sandbox_has_failed_ends_with_that():
+    """Nobody may be left to tell of the interpreter's own end."""
+
+    async def part(bench):
+        sinks = (Capture(9, Truncate.BOTH), Capture(9, Truncate.BOTH))
+        running = bench.session.start("sleep 100", timeout_s=100, sinks=sinks)
+        bench.process.on_failure(SandboxLost("a part of the node died"))
+        with pytest.raises(SandboxLost):
+            await asyncio.wait_for(running.done, 10)
 
     play("dash", part)
 
