@@ -136,6 +136,9 @@ class Config:
     that takes no more than a tenth of a CPU."""
     sweep_s: float = 60.0
     """How often the node looks for what it has lost track of."""
+    hang_s: float = 30.0
+    """A part of the node that does not answer for so long is killed, and the node starts anew, with
+    none of its sandboxes: nothing would ever come of it. 0: never."""
     slots_min: int = 4
     """Sandboxes made ahead of need, at least …"""
     slots_max: int = 64

@@ -117,6 +117,9 @@ def run(load: Callable[[], Config]) -> int:
     is_root = os.geteuid() == 0
     rootless = is_rootless(config.user)
     account = None if rootless else _account(config)
+    if account is not None:
+        # Whoever starts it: directories made below are the account's way to its files.
+        os.umask(0o022)
     if not is_root and not rootless and config.node == "own":
         raise FeatureMissing(
             "only root starts a node beside the service's account",

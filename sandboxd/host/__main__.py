@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--slots-primed", type=int, default=8, help="of those, with a root")
     parser.add_argument("--token-file", default="", help="the API's, to know half-made ones")
     parser.add_argument("--sweep-s", type=float, default=60.0, help="how often to look for losses")
+    parser.add_argument("--hang-s", type=float, default=30.0, help="silence that is an end")
     parser.add_argument("--oom-score-adjust", type=int, default=0, help="of the node's own parts")
     parser.add_argument("--image-backend", default="fuse", choices=("fuse", "kernel"))
     parser.add_argument("--writable-layer", default="auto", choices=("auto", "tmpfs", "ext4"))
@@ -64,6 +65,8 @@ def main() -> int:
     if args.log_format == "json":
         os.environ[VARIABLE] = json.dumps(common_fields(args.node_name, os.environ))
     fold_stderr("hostd")
+    if os.geteuid() == 0:
+        os.umask(0o022)  # the API's account has to get through to the sockets
     lower_oom_score(args.oom_score_adjust)
     try:
         if args.lock_fd is None:
@@ -100,6 +103,7 @@ def main() -> int:
             slots_primed=args.slots_primed,
             token_file=args.token_file,
             sweep_s=args.sweep_s,
+            hang_s=args.hang_s,
             writable_layer=features.writable_layer or "",
             overlay_detached=features.overlay_detached,
             layers_dir=args.layers_dir,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+from contextlib import suppress
 from typing import Any
 
 from sandboxd.init.protocol import close_fds
@@ -110,6 +111,10 @@ class HostClient:
         if message is None:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.stop()
+            return
+        if "ping" in message:
+            with suppress(BlockingIOError):  # hostd does not read: others see to that
+                protocol.send(self._sock, {"pong": True})
             return
         promise = self._pending.pop(message.get("id", 0), None)
         if promise is None or promise.settled:

@@ -37,7 +37,7 @@ def hostd_command(config: Config) -> list[str]:
         *("--slots-primed", str(config.slots_primed)),
         *("--token-file", config.token_file),
         *("--log-format", config.log_format, "--node-name", config.node_name),
-        *("--sweep-s", str(config.sweep_s)),
+        *("--sweep-s", str(config.sweep_s), "--hang-s", str(config.hang_s)),
         *("--oom-score-adjust", str(config.oom_score_adjust)),
         *("--watchdog-s", str(config.watchdog_s)),
         *("--mount-roots", config.mount_roots),

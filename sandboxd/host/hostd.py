@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import resource
 import select
@@ -29,6 +30,7 @@ from typing import Any, Final, Literal
 from sdnotify import SystemdNotifier
 
 from sandboxd.errors import NodeError
+from sandboxd.guard import Guard, Silence
 from sandboxd.host import node_lock, sweep
 from sandboxd.host.cgroups import NODE, make_node_cgroups, remove_node_cgroups
 from sandboxd.host.ids import FUSE_ID, MAPPED_IDS, NODE_ID, SANDBOX_IDS, NodeIds
@@ -45,11 +47,16 @@ from sandboxd.log_lines import VARIABLE
 from sandboxd.model import KernelCaps, MountRoot
 
 START_TIMEOUT_S: Final = 30.0
+BUSY_S: Final = 120.0
+"""Longer than a start, an end or a sweep, each of which waits for others."""
 STOP_TIMEOUT_S: Final = 10.0
 RESTART_PAUSE_S: Final = 1.0
 NOFILE: Final = 1_048_576
 
 MFD_EXEC: Final = 0x0010  # linux/memfd.h
+
+PING: Final = b'{"ping": true}'
+"""To the launcher, whose answer says no more."""
 
 INIT_BINARY: Final = Path(__file__).parent.parent / "init" / "sandbox_init"
 
@@ -68,6 +75,8 @@ class NodeSettings:
     slots_primed: int
     token_file: str
     sweep_s: float
+    hang_s: float
+    """How long a part of the node may not answer before it is killed; 0: for ever."""
     writable_layer: str
     """``tmpfs``, or ``ext4`` where only that can be an overlay's upper."""
     overlay_detached: bool
@@ -95,6 +104,7 @@ class Node:
         self._layers = LoopLayers(settings.layers_dir, settings.ids.base)
         self.sock: socket.socket
         self._launcher_pid = 0
+        self._silence = Silence(settings.hang_s)
         self._view_server: tuple[int, int] | None = None
         """Its pid and pidfd. The launcher watches it: without it the node still serves."""
         self._openers = Openers(settings.mount_roots)
@@ -135,9 +145,11 @@ class Node:
                 for fd in (user, mnt, program):
                     os.close(fd)
         theirs.close()
-        protocol.send(ours, {"go": "zygote"})
+        zygote = next(fd for fd, (name, _) in self._pidfds.items() if name == "zygote")
+        protocol.send(ours, {"go": "zygote"}, (zygote,))
         self._expect("ready")
         ours.settimeout(None)
+        self._silence = Silence(self._settings.hang_s)
 
     def _make_cgroups(self) -> NodeCgroups | None:
         settings = self._settings
@@ -169,6 +181,7 @@ class Node:
             "slots_min": settings.slots_min,
             "slots_max": settings.slots_max,
             "sweep_s": settings.sweep_s,
+            "hang_s": settings.hang_s,
             # A root ahead of need takes its disk space ahead of need.
             "slots_primed": settings.slots_primed if settings.writable_layer == "tmpfs" else 0,
             "writable_layer": settings.writable_layer,
@@ -273,7 +286,26 @@ class Node:
         finally:
             close_fds(fds)
 
+    def ask_launcher(self) -> bool:
+        """Once a tick: ask the launcher for a sign of life. False where it gave none for too long,
+        and was killed."""
+        if not self._settings.hang_s or not self._silence.lasts():
+            return True
+        if self._silence.is_too_long:
+            said = f"the launcher does not answer for {self._settings.hang_s:g} s; killed"
+            print(f"hostd: {said}", file=sys.stderr)
+            os.kill(self._launcher_pid, signal.SIGKILL)  # not waited for yet: no other has its pid
+            return False
+        with suppress(BlockingIOError):  # it does not even read
+            self.sock.send(PING, socket.MSG_DONTWAIT)
+        return True
+
+    @property
+    def asks_in_s(self) -> float:
+        return self._silence.left_s if self._settings.hang_s else math.inf
+
     def _obey(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        self._silence.broken()
         if message.get("verb") == "fuse-fd":
             self._send_fuse_fd(message["id"])
         elif message.get("verb") == "layer" and self._settings.writable_layer == "ext4":
@@ -479,15 +511,25 @@ def run(
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     stop_read, stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(stop_write)
+    # Beside a daemon of our own that is the daemon's business, which has answers to give before:
+    # Slurm sends SIGTERM to all processes of a job.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, (lambda *_: None) if lifeline is None else signal.SIG_IGN)
+    guard = Guard(settings.hang_s)
+    guard.heard_by(BUSY_S)
     _sweep(settings, None)  # of nodes before this one; the directory's lock is ours
     os.makedirs(f"{settings.runtime_dir}/mnt", mode=0o755, exist_ok=True)
     with listen(settings) as listener:
         try:
             first = True
             while _run_once(
-                make(settings, listener), lifeline, stop_read, ready_fd, tell=tell, first=first
+                make(settings, listener),
+                lifeline,
+                stop_read,
+                ready_fd,
+                tell=tell,
+                first=first,
+                guard=guard,
             ):
                 first, ready_fd = False, None
                 tell("STATUS=a part of the node died; it is started anew")
@@ -498,6 +540,7 @@ def run(
             with suppress(OSError):
                 os.unlink(f"{settings.runtime_dir}/launcher.sock")
                 os.rmdir(f"{settings.runtime_dir}/mnt")
+            guard.stop()
 
 
 def _run_once(
@@ -508,6 +551,7 @@ def _run_once(
     *,
     tell: Callable[[str], None],
     first: bool,
+    guard: Guard,
 ) -> bool:
     """One life of a node; True when it is to be started again.
 
@@ -533,16 +577,21 @@ def _run_once(
             poller = select.poll()
             for fd in (*orders, *node.watched()):
                 poller.register(fd, select.POLLIN)
-            left_s = swept_at + settings.sweep_s - time.monotonic()
-            for fd, _ in poller.poll(max(0.0, left_s) * 1000):
+            guard.heard_by()
+            left_s = max(0.0, swept_at + settings.sweep_s - time.monotonic())
+            for fd, _ in poller.poll(min(left_s, node.asks_in_s) * 1000):
                 if fd in orders:
                     return False
                 if not node.serve(fd):
                     return True
+            if not node.ask_launcher():
+                return True
             if time.monotonic() >= swept_at + settings.sweep_s:
+                guard.heard_by(BUSY_S)
                 _sweep(settings, node)
                 swept_at = time.monotonic()
     finally:
+        guard.heard_by(BUSY_S)
         node.stop()
 
 

@@ -192,6 +192,11 @@ int zygote_main(int socket_fd, int userns_fd, int mntns_fd) {
     setsid();
     /* Children are reaped by the kernel; whoever wants to know holds a pidfd. */
     signal(SIGCHLD, SIG_IGN);
+    /* hostd says when the node ends. Slurm sends what it sends to every process of a job, and the
+     * daemon has answers to give before. Commands begin with the defaults (exec.c). */
+    static const int foreign[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+        signal(foreign[i], SIG_IGN);
     int step = join(userns_fd, mntns_fd) ? 1 : become_node_id() ? 2 : build_root() ? 3 : 0;
     if (step) {
         fail_at(&fail, STEP_NONE, (uint32_t)step);

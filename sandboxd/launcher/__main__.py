@@ -112,14 +112,15 @@ def main() -> None:
         open_preload(),
     )
     try:
-        _enter_namespaces(orders, hostd)
+        zygote_pidfd = _enter_namespaces(orders, hostd)
     except OSError as error:
         protocol.send(hostd, {"event": "failed", "message": str(error)})
         raise
-    _serve(orders, prepared, hostd, listener, zygote_sock)
+    _serve(orders, prepared, hostd, listener, (zygote_sock, zygote_pidfd))
 
 
-def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> None:
+def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> int:
+    """The zygote's pidfd, once hostd has started that too."""
     node_id = orders["node_id"]
     parent = os.getppid()
     if orders["owner"] is not None:
@@ -139,7 +140,8 @@ def _enter_namespaces(orders: dict[str, Any], hostd: socket.socket) -> None:
     mount.mount(None, "/", None, mount.MS_REC | mount.MS_PRIVATE)
     mount.mount("images", orders["mount_dir"], "tmpfs", mount.MS_NOSUID, "mode=0755,size=1m")
     protocol.send(hostd, {"event": "namespaces"})
-    protocol.receive(hostd)
+    _, (zygote_pidfd,) = protocol.receive(hostd)
+    return zygote_pidfd
 
 
 def _serve(
@@ -147,11 +149,11 @@ def _serve(
     prepared: _Prepared,
     hostd: socket.socket,
     listener: socket.socket,
-    zygote_sock: socket.socket,
+    zygote_ends: tuple[socket.socket, int],
 ) -> None:
     loop = Loop()
     host = HostClient(loop, hostd)
-    zygote = Zygote(loop, zygote_sock)
+    zygote = Zygote(loop, *zygote_ends)
     groups = _node_cgroups(orders)
     caps = KernelCaps(**orders["kernel_caps"])
     enforcement = {name: str(how) for name, how in groups.enforcement().items()}
@@ -288,6 +290,8 @@ def _serve(
         )
         loop.spawn(slots.keep_house())
         loop.spawn(primer.keep_house())
+        if orders["hang_s"]:
+            loop.spawn(zygote.watch(orders["hang_s"]))
         host.tell_ready()
 
     if groups.v2 is None:

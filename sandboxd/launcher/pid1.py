@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from sandboxd.errors import SandboxSetupError
+from sandboxd.guard import Silence
 from sandboxd.init import protocol as wire
 from sandboxd.init.protocol import ExecFlag, KillScope, MsgType
 from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.linux import pidfd
 from sandboxd.model import KernelCaps
 from sandboxd.rootfs import skeleton
 
@@ -58,18 +63,6 @@ class Channel:
             self._pending.pop(number, None)
             promise.reject(error)
         return promise
-
-    @property
-    def ended(self) -> bool:
-        """Whether the other end is gone, also where the loop has not been told yet."""
-        if self._sock is None:
-            return True
-        try:
-            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
 
     def listen(
         self,
@@ -135,9 +128,10 @@ class Channel:
 class Zygote:
     """The process that clones sandboxes, seen from the launcher."""
 
-    def __init__(self, loop: Loop, sock: socket.socket) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, pidfd: int) -> None:
         self._loop = loop
         self._channel = Channel(loop, sock, "the zygote")
+        self._pidfd = pidfd
 
     def initialise(
         self,
@@ -193,8 +187,31 @@ class Zygote:
 
     @property
     def dead(self) -> bool:
-        """Whether the zygote has died; every PID 1 dies with it, after it (PR_SET_PDEATHSIG)."""
-        return self._channel.ended
+        """Whether the zygote has died. Every PID 1 dies with it (PR_SET_PDEATHSIG), and not before
+        its pidfd says so: by the socket it could not be told, as a PID 1 that is just being made
+        has a copy of the zygote's end."""
+        return pidfd.wait_ended(self._pidfd, 0)
+
+    def watch(self, limit_s: float) -> Task[None]:
+        """For ever: see whether it answers, and kill it where it does not for so long. hostd sees
+        its end, and starts the node anew."""
+        silence = Silence(limit_s)
+        # A clone of nothing is refused at once.
+        answer = self._channel.send(MsgType.Z_CLONE)
+        while not self.dead:
+            yield from self._loop.sleep(silence.tick_s)
+            if answer.settled:
+                if answer.error is None:  # else its socket was full
+                    silence.broken()
+                answer = self._channel.send(MsgType.Z_CLONE)
+            if silence.lasts() and silence.is_too_long:
+                print(
+                    f"launcher: the zygote does not answer for {limit_s:g} s; killed",
+                    file=sys.stderr,
+                )
+                with suppress(ProcessLookupError):
+                    pidfd.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                return
 
     def close(self) -> None:
         self._channel.close()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from sandboxd.errors import NodeError, SandboxdError
+from sandboxd.errors import NodeError, NodeUnavailable, SandboxDead, SandboxdError
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.diffs import Diffs
@@ -42,6 +42,7 @@ class Server:
         self._node = node
         self._connections: set[_Connection] = set()
         self._sandboxes: Sandboxes
+        self._slots: Slots
         self._verbs: Verbs
         listener.setblocking(False)
 
@@ -57,6 +58,7 @@ class Server:
         spooler: Worker,
     ) -> None:
         self._sandboxes = sandboxes
+        self._slots = slots
         self._verbs = Verbs(
             self._loop,
             node=self._node,
@@ -108,7 +110,8 @@ class Server:
         self, connection: _Connection, message: dict[str, Any], done: Promise[Answer]
     ) -> None:
         if done.error is not None:
-            connection.send({"id": message.get("id"), "error": _error_body(done.error)}, ())
+            body = _error_body(_named(done.error, zygote_dead=self._slots.zygote_dead))
+            connection.send({"id": message.get("id"), "error": body}, ())
             return
         assert done.value is not None
         body, fds = done.value
@@ -193,6 +196,15 @@ class _Connection:
             close_fds(fds)
         self._unsent.clear()
         self._on_closed(self)
+
+
+def _named(error: BaseException, *, zygote_dead: bool) -> BaseException:
+    """What an error is called. With the zygote every PID 1 has died, which each step under way
+    meets in its own way: none of that is a sandbox's doing, nor a set-up that cannot be had."""
+    of_the_request = isinstance(error, SandboxdError) and error.cause != "node"
+    if zygote_dead and (not of_the_request or isinstance(error, SandboxDead)):
+        return NodeUnavailable("a part of the node died; it starts anew")
+    return error
 
 
 def _error_body(error: BaseException) -> dict[str, Any]:

@@ -11,12 +11,20 @@ from typing import Any
 
 import pytest
 
+from sandboxd.errors import DiskFull, SandboxDead, SandboxSetupError
 from sandboxd.launcher import protocol, server
 from sandboxd.launcher.loop import Loop, Promise
 from sandboxd.launcher.server import Server
 
 ANSWER = "x" * 2000
 """So large that a socket buffer (212,992 bytes by default) holds about a hundred."""
+
+ERRORS = {
+    "pipe": BrokenPipeError(32, "PID 1 is gone"),
+    "set-up": SandboxSetupError("the sandbox could not be made: PID 1 is gone"),
+    "dead": SandboxDead("PID 1 is gone"),
+    "full": DiskFull("no room"),
+}
 
 
 class Echo:
@@ -29,6 +37,8 @@ class Echo:
     def serve(self, message: dict[str, Any], fds: list[int]):
         for fd in fds:
             os.close(fd)
+        if "raise" in message:
+            raise ERRORS[message["raise"]]
         if message.get("hold"):
             held = self.held[message["n"]] = Promise()
             yield held
@@ -52,6 +62,7 @@ def running(tmp_path: Path):
     listener.listen()
     served = Server(loop, listener, dict)
     served._verbs = Echo()
+    served._slots = SimpleNamespace(zygote_dead=False)
     loop.add_reader(listener.fileno(), served._accept)
     stop_read, stop_write = os.pipe()
     loop.add_reader(stop_read, loop.stop)
@@ -150,3 +161,22 @@ def test_what_is_no_message_leaks_no_descriptor():
             with pytest.raises(ValueError, match="not a JSON object"):
                 protocol.receive(ours)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "alive", "dead"),
+    [
+        ("pipe", "node-error", "node-unavailable"),
+        ("set-up", "sandbox-setup-failed", "node-unavailable"),
+        ("dead", "sandbox-dead", "node-unavailable"),
+        ("full", "disk-full", "disk-full"),
+    ],
+)
+def test_what_fails_because_the_zygote_died_is_the_nodes(running, error, alive, dead):
+    with connect(running.path) as sock:
+        told = []
+        for is_dead in (False, True):
+            running.server._slots.zygote_dead = is_dead
+            protocol.send(sock, {"id": 1, "raise": error})
+            told.append(protocol.receive(sock)[0]["error"]["code"])
+    assert told == [alive, dead]
