@@ -21,7 +21,8 @@ def sweep(
     state_dir: Annotated[str | None, typer.Option(help="The same, of files.")] = None,
 ) -> None:
     """Remove what this instance has left behind and no node owns: cgroups, processes, mounts,
-    files. A node does so by itself when it starts, and every minute; here, with it or without."""
+    network rules, files. A node does so by itself when it starts, and every minute; here, with it
+    or without."""
     # Here and not above: no other verb needs the kernel layer.
     from sandboxd.host import sweep as host  # noqa: PLC0415
 

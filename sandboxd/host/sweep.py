@@ -11,6 +11,8 @@ processes     what is in such a cgroup; signalled through it, or by a pidfd afte
 FUSE          connections whose mount lies below ``mnt`` of the runtime directory, seen from one of
               those processes; aborted first, as who waits for a dead server cannot be killed
 mounts        below ``mnt`` of the runtime directory, with the sources that a node gives them
+network       the node's nftables table and link, by their names, in the network namespace that this
+              is called in, while no node lives; every other namespace ends with its processes
 files         the node's socket and ``mnt``, while no node lives; a token half made by a process
               that is gone
 ============  ======================================================================================
@@ -39,6 +41,7 @@ from sandboxd.host.cgroups import living_directories
 from sandboxd.host.command import cgroup_name
 from sandboxd.linux import cgroup, mount, pidfd, procfs
 from sandboxd.linux.cgroup import CgroupLayout
+from sandboxd.network import uplink
 
 DEPTH_MAX: Final = 12
 """Of a hierarchy; a service of a user's session is at six or seven."""
@@ -67,7 +70,8 @@ class Instance:
 @dataclass(frozen=True, slots=True)
 class Leftover:
     kind: str
-    """``fuse``, ``cgroup``, ``mount`` or ``file``: the order in which they are removed."""
+    """``fuse``, ``cgroup``, ``mount``, ``link``, ``nft`` or ``file``: the order in which they are
+    removed."""
     name: str
     detail: str = ""
 
@@ -118,6 +122,7 @@ def find(instance: Instance, layout: CgroupLayout | None = None) -> list[Leftove
         *_fuse_connections(instance, pids),
         *(Leftover("cgroup", str(path), _who(path)) for path in groups),
         *_mounts(instance),
+        *_network(instance),
         *_files(instance),
     ]
 
@@ -132,6 +137,10 @@ def remove(instance: Instance, leftover: Leftover) -> None:
         _remove_cgroup(Path(name))
     elif leftover.kind == "mount":
         mount.umount2(name, mount.MNT_DETACH)
+    elif leftover.kind == "link":
+        uplink.remove_link(uplink.instance_of(instance.cgroup_name))
+    elif leftover.kind == "nft":
+        uplink.remove_table(uplink.instance_of(instance.cgroup_name))
     elif os.path.isdir(name):
         os.rmdir(name)
     else:
@@ -270,6 +279,19 @@ def _mounts(instance: Instance) -> Iterator[Leftover]:
         inside = one.mountpoint == directory or one.mountpoint.startswith(directory + "/")
         if inside and one.source in MOUNT_SOURCES:
             yield Leftover("mount", one.mountpoint, one.fstype)
+
+
+# --- network -------------------------------------------------------------------------------------
+
+
+def _network(instance: Instance) -> Iterator[Leftover]:
+    if instance.node_lives:
+        return
+    name = uplink.instance_of(instance.cgroup_name)
+    if uplink.has_link(name):
+        yield Leftover("link", uplink.link_name(name), "of a router that is gone")
+    if uplink.has_table(name):
+        yield Leftover("nft", uplink.table_name(name), "of a router that is gone")
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any, Final
@@ -50,14 +51,42 @@ def forward_policy() -> str:
     return ""
 
 
-def remove_table(instance: str) -> None:
-    """Take away what is left of this node on the host. Nothing there is fine, and so is a host that
-    has no nftables: then there is no table either, and the node serves without a network."""
+def has_table(instance: str) -> bool:
+    """Whether the host has this node's. One without nftables has none."""
     with suppress(FileNotFoundError, NftError), Nftables() as nft:
-        name = table_name(instance)
         tables = [one.get("table", {}) for one in nft.listed("list tables inet")]
-        if any(table.get("name") == name for table in tables):
-            nft.run(f"delete table inet {name}")
+        return any(table.get("name") == table_name(instance) for table in tables)
+    return False
+
+
+def remove_table(instance: str) -> None:
+    """Take away what is left of this node on the host. Nothing there is fine: the node may serve
+    without a network."""
+    if has_table(instance):
+        with suppress(NftError), Nftables() as nft:
+            nft.run(f"delete table inet {table_name(instance)}")
+
+
+def has_link(instance: str) -> bool:
+    with suppress(OSError):
+        return socket.if_nametoindex(link_name(instance)) > 0
+    return False
+
+
+def remove_link(instance: str) -> None:
+    """Should what holds the router's namespace not be ours. Not being there is no error."""
+    from pyroute2 import IPRoute  # noqa: PLC0415 - see ``add``
+
+    with IPRoute() as host:
+        _remove_link(host, link_name(instance))
+
+
+def _remove_link(host: Any, name: str) -> None:
+    from pyroute2.netlink.exceptions import NetlinkError  # noqa: PLC0415
+
+    for index in host.link_lookup(ifname=name):
+        with suppress(NetlinkError):
+            host.link("del", index=index)
 
 
 def add(instance: str, plan: Plan, router_pid: int) -> IPv4Network:
@@ -71,9 +100,7 @@ def add(instance: str, plan: Plan, router_pid: int) -> IPv4Network:
     netns = os.open(f"/proc/{router_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with IPRoute() as host:
-            for index in host.link_lookup(ifname=name):  # of a router that is being torn down
-                with suppress(NetlinkError):
-                    host.link("del", index=index)
+            _remove_link(host, name)  # of a router that is being torn down
             network = _free(host, instance, plan)
             _add_table(instance, network)
             host.link("add", ifname=name, kind="veth", peer={"ifname": UPLINK, "net_ns_fd": netns})
