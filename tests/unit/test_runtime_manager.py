@@ -21,7 +21,7 @@ from sandboxd.errors import (
 from sandboxd.init.fingerprint import fingerprint as fingerprint_of_init
 from sandboxd.launcher.client import LauncherClient, error_from_launcher
 from sandboxd.model import ExecRequest, Limits, SandboxSpec, SandboxState
-from sandboxd.runtime import adoption, expiry
+from sandboxd.runtime import adoption, expiry, manager
 from sandboxd.runtime.idempotency import fingerprint
 from sandboxd.runtime.ids import new_id
 from sandboxd.runtime.manager import Runtime
