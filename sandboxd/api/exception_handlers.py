@@ -148,7 +148,7 @@ def validation_error(problems: Iterable[Mapping[str, Any]]) -> RequestError:
 def documented(*kinds: type[SandboxdError]) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route that may end with these errors, by status, with every code.
 
-    By reference, not as a ``model``: of that FastAPI makes a serializer for each of the five hundred,
+    By reference, not as a ``model``: of that FastAPI makes a serializer for each of five hundred,
     which takes a quarter of the daemon's start.
     """
     by_status: dict[int | str, list[type[SandboxdError]]] = {}
