@@ -18,6 +18,7 @@ from sandboxd.cli.output import print_json
 from sandboxd.config import Config, load_config
 from sandboxd.errors import ConfigError
 from sandboxd.host.network import NetworkSettings, refusal
+from sandboxd.host.rootless import NO_NETWORK
 from sandboxd.linux import cgroup_usage, features
 from sandboxd.linux.features import Features, Probe, Status
 from sandboxd.network import uplink
@@ -98,6 +99,8 @@ def _views(settings: Config) -> Probe:
 def _network(settings: Config) -> Probe:
     """Whether a sandbox can have more than a loopback here. Looks only."""
     name = "network"
+    if os.geteuid() != 0:
+        return Probe(name, Status.OK, f"none but loopback: {NO_NETWORK}")
     if why := refusal(NetworkSettings(settings.network_pool)):
         remedy = "sysctl -w net.ipv4.ip_forward=1" if "ip_forward" in why else ""
         if not settings.network_pool:

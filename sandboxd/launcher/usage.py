@@ -59,6 +59,7 @@ def _watched(watched: Watched) -> Figures:
     figures |= dict.fromkeys(_IO.values())
     return figures | {
         "memory_bytes": watched.memory_bytes,
+        "memory_limit_bytes": watched.limits.memory_mb << 20 if watched.limits else None,
         "memory_peak_bytes": watched.memory_peak_bytes,
         "oom_kills": watched.oom_kills,
         "pids": watched.tasks,

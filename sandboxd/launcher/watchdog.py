@@ -17,6 +17,9 @@ ended as a whole (``pids-exhausted``).
 
 What is taken and given back between two looks is not seen: the node says ``watchdog``, not
 ``enforced``.
+
+A sandbox can make a look at itself dear. It cannot keep the others from being looked at: what is
+done for one is bounded, and a request ends after a while with those that were seen.
 """
 
 from __future__ import annotations
@@ -37,9 +40,18 @@ from sandboxd.launcher.worker import Handler, Worker
 from sandboxd.linux import pidfd, procfs
 from sandboxd.model import SandboxState
 
-LOOK_TIMEOUT_S: Final = 10.0
+LOOK_TIMEOUT_S: Final = 20.0
+REQUEST_S: Final = 1.0
+"""After which a request is answered, with one sandbox at least."""
+EXACT_S: Final = 0.5
+"""For the dear figures of one sandbox. What is not asked by then counts in full: it takes dozens of
+processes that share gigabytes."""
+FDS_MAX: Final = 4096
+"""Of one sandbox that are looked at for memfds."""
 PART_OF_A_CPU: Final = 0.1
-"""The most that looking may take: with many processes looks are further apart than asked for."""
+"""What looking may take: with many processes looks are further apart than asked for …"""
+PAUSE_MAX_S: Final = 2.0
+"""… but not more than that."""
 AT_ONCE: Final = 256
 """Sandboxes in one request: fits a datagram."""
 
@@ -68,18 +80,21 @@ class Watchdog:
         pause_s = self._every_s
         while True:
             yield from self._loop.sleep(pause_s)
-            pause_s = self._every_s
             known = [one for one in self._sandboxes.values() if _watched(one) is not None]
-            for first in range(0, len(known), AT_ONCE):
-                began = time.monotonic()
+            began = time.monotonic()
+            while known:
                 try:
-                    yield from self._look(known[first : first + AT_ONCE])
+                    seen = yield from self._look(known[:AT_ONCE])
                 except (OSError, TimeoutError) as error:
                     print(f"launcher: watchdog: {error}", file=sys.stderr)
                     self._worker.kill()
-                pause_s = max(pause_s, (time.monotonic() - began) / PART_OF_A_CPU)
+                    seen = 1  # it may be the one that it died of
+                known = known[seen:]
+            spent_s = time.monotonic() - began
+            pause_s = max(self._every_s, min(PAUSE_MAX_S, spent_s / PART_OF_A_CPU))
 
-    def _look(self, sandboxes: list[Sandbox]) -> Task[None]:
+    def _look(self, sandboxes: list[Sandbox]) -> Task[int]:
+        """Look at the first of these; at how many is returned, one at least."""
         watched = {one.id: found for one in sandboxes if (found := _watched(one)) is not None}
         asked = [
             [name, one.pid, one.limits.memory_mb << 20 if one.limits else 0]
@@ -92,6 +107,8 @@ class Watchdog:
             if sandbox is None or sandbox.slot is None or _watched(sandbox) is not watched[name]:
                 continue  # it has ended, or was reset
             self._judge(sandbox, watched[name], Use(memory_bytes, tasks, largest))
+        # One that has ended since is not asked about, and so not among the seen.
+        return max(1, len(answer.value["seen"]) + len(sandboxes) - len(asked))
 
     def _judge(self, sandbox: Sandbox, watched: Watched, use: Use) -> None:
         assert watched.limits is not None
@@ -122,12 +139,20 @@ def _kill(pid: int, pid1: int) -> None:
     if fd is None:
         return
     try:
-        if pid in set(descendants(pid1)):
+        if _is_below(pid, pid1):
             pidfd.pidfd_send_signal(fd, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    except OSError:
+        pass  # it has ended
     finally:
         os.close(fd)
+
+
+def _is_below(pid: int, pid1: int) -> bool:
+    while pid > 1:
+        pid = procfs.stat(pid).parent_pid
+        if pid == pid1:
+            return True
+    return False
 
 
 # --- in the worker -------------------------------------------------------------------------------
@@ -136,42 +161,48 @@ def _kill(pid: int, pid1: int) -> None:
 def handlers() -> Mapping[str, Handler]:
     def look(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
         del fds
-        seen = []
+        seen: list[list[Any]] = []
+        deadline = time.monotonic() + REQUEST_S
         for name, pid1, memory_bytes in request["sandboxes"]:
             use = measure(list(descendants(pid1)), memory_bytes)
             seen.append([name, use.memory_bytes, use.tasks, use.largest])
+            if time.monotonic() > deadline:
+                break
         return {"seen": seen}, ()
 
     return {"look": look}
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """All below a process, zombies left out."""
-    try:
-        found = procfs.children(pid)
-    except OSError:
-        return  # it has ended
-    for child in found:
-        yield child
-        yield from descendants(child)
+    """All below a process, in no order. Not by recursion: a sandbox decides how deep it goes."""
+    parents, known = [pid], {pid}
+    while parents:
+        with suppress(OSError):  # it has ended
+            # One whose parent ends meanwhile is met again.
+            found = [one for one in procfs.children(parents.pop()) if one not in known]
+            known.update(found)
+            parents += found
+            yield from found
 
 
 def measure(pids: Iterable[int], limit_bytes: int) -> Use:
     """What these processes have; exactly only where it may be more than ``limit_bytes``."""
     use = Use()
-    alive: list[int] = []
+    alive: dict[int, int] = {}
     memfds: dict[tuple[int, int], int] = {}
+    fds_left = FDS_MAX
     for pid in pids:
         with suppress(OSError, KeyError, ValueError):
             status = procfs.status(pid)
             use.tasks += int(status["Threads"])
             if "RssAnon" not in status:
                 continue  # a zombie
-            own = _memfds(pid)
+            own, looked_at = _memfds(pid, fds_left)
+            fds_left -= looked_at
             pages = sum(_kilobytes(status, name) for name in ("RssAnon", "RssShmem", "VmSwap"))
             memory_bytes = (pages << 10) + sum(own.values())
             memfds |= own
-            alive.append(pid)
+            alive[pid] = pages << 10
             use.memory_bytes += pages << 10
             if memory_bytes > use.largest_bytes:
                 use.largest, use.largest_bytes = pid, memory_bytes
@@ -181,32 +212,38 @@ def measure(pids: Iterable[int], limit_bytes: int) -> Use:
     return use
 
 
-def _exactly(pids: Iterable[int], memfd_bytes: int) -> int:
-    private = shared = 0
-    for pid in pids:
+def _exactly(cheap: Mapping[int, int], memfd_bytes: int) -> int:
+    """``cheap``: bytes by pid."""
+    private = shared = unasked_bytes = 0
+    deadline = time.monotonic() + EXACT_S
+    for pid, memory_bytes in cheap.items():
+        if time.monotonic() > deadline:
+            unasked_bytes += memory_bytes
+            continue
         with suppress(OSError, ValueError):
             rollup = procfs.smaps_rollup(pid)
             private += _kilobytes(rollup, "Pss_Anon") + _kilobytes(rollup, "SwapPss")
             shared += _kilobytes(rollup, "Pss_Shmem")
     # What of the memfds is mapped is among the shared.
-    return (private << 10) + max(shared << 10, memfd_bytes)
+    return (private << 10) + max(shared << 10, memfd_bytes) + unasked_bytes
 
 
 def _kilobytes(fields: Mapping[str, str], name: str) -> int:
     return int(fields.get(name, "0 kB").split()[0])
 
 
-def _memfds(pid: int) -> dict[tuple[int, int], int]:
-    """Bytes by device and inode. Only what its name says is one is asked: a file of an image might
-    not answer."""
+def _memfds(pid: int, most: int) -> tuple[dict[tuple[int, int], int], int]:
+    """Bytes by device and inode, and at how many descriptors was looked, ``most`` of them. Only
+    what its name says is one is asked: a file of an image might not answer."""
     found: dict[tuple[int, int], int] = {}
     directory = f"/proc/{pid}/fd"
-    for number in _names(directory):
+    names = _names(directory)[:most] if most > 0 else []
+    for number in names:
         with suppress(OSError):
             if os.readlink(f"{directory}/{number}").startswith("/memfd:"):
                 status = os.stat(f"{directory}/{number}")
                 found[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return found
+    return found, len(names)
 
 
 def _names(directory: str) -> list[str]:

@@ -418,6 +418,8 @@ def with_marks(profile: Path) -> dict[str, Any]:
     for name, args in (
         ("setrlimit", [{"index": 0, **which}]),
         ("prlimit64", [{"index": 1, **which}, sets]),
+        # PID 1 itself, which may have the id of the sandbox's root here.
+        ("prlimit64", [{"index": 0, "value": _U32, "valueTwo": 1, "op": which["op"]}, sets]),
     ):
         parsed["syscalls"].append({"names": [name], "action": "SCMP_ACT_ERRNO", "args": args})
     return parsed

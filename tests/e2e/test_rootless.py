@@ -224,6 +224,7 @@ def test_too_much_memory_is_killed_and_said(his: Daemon) -> None:
         assert his.exec(name, "echo alive")["stdout"] == "alive\n"
         usage = his.http.get(f"/v1/sandboxes/{name}/stats").json()
         assert usage["memory"]["oom_kills"] >= 1
+        assert usage["memory"]["limit_bytes"] == 96 << 20
 
 
 def test_memory_within_the_limit_is_left_alone(his: Daemon) -> None:
@@ -354,3 +355,4 @@ def test_doctor_tells_what_this_user_gets(user: OrdinaryUser) -> None:
     assert answer.returncode == 0, answer.stdout
     assert f"{SUBIDS} from {FIRST_SUBID} of {framework.NAME}" in answer.stdout
     assert "a watchdog kills" in answer.stdout
+    assert "none but loopback" in answer.stdout

@@ -468,6 +468,12 @@ class TestMarks:
         assert interpret(program, number_of("prlimit64"), (0, resource, 1, 0)) == EPERM
         assert interpret(program, number_of("prlimit64"), (7, resource, 1, 1)) == EPERM
 
+    def test_nobody_sets_any_of_pid_1(self, program):
+        assert interpret(program, number_of("prlimit64"), (1, 7, 1, 0)) == EPERM
+        assert interpret(program, number_of("prlimit64"), (1 + self.HIGH, 7, 1, 0)) == EPERM
+        assert interpret(program, number_of("prlimit64"), (1, 7, 0, 1)) == ALLOW
+        assert interpret(program, number_of("prlimit64"), (2, 7, 1, 0)) == ALLOW
+
     def test_anybody_reads_it_and_sets_others(self, program):
         assert interpret(program, number_of("prlimit64"), (0, 10, 0, 1)) == ALLOW
         assert interpret(program, number_of("prlimit64"), (0, 7, 1, 0)) == ALLOW

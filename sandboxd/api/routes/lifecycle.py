@@ -135,7 +135,8 @@ def _stats(sandbox_id: str, limits: Limits, figures: dict[str, Any]) -> dict[str
         "memory": {
             "used_bytes": figures.get("memory_bytes"),
             "peak_bytes": figures.get("memory_peak_bytes"),
-            "limit_bytes": (limits.memory_mb + limits.disk_mb) << 20,
+            "limit_bytes": figures.get("memory_limit_bytes")
+            or (limits.memory_mb + limits.disk_mb) << 20,
             "oom_kills": figures.get("oom_kills"),
         },
         "pids": {

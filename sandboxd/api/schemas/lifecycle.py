@@ -29,10 +29,12 @@ class CpuUsage(Answer):
 
 class MemoryUsage(Answer):
     used_bytes: int | None
-    """The writable layer's pages and the page cache included."""
+    """The writable layer's pages and the page cache included; without both where a watchdog holds
+    memory, which saw it last some moments ago."""
     peak_bytes: int | None
     limit_bytes: int
-    """``memory_mb`` and ``disk_mb`` together: the layer lies in memory."""
+    """``memory_mb`` and ``disk_mb`` together: the layer lies in memory. ``memory_mb`` alone where a
+    watchdog holds it."""
     oom_kills: int | None
 
 
