@@ -125,7 +125,8 @@ def test_the_owner_of_the_nodes_user_namespace_is_an_id_without_processes(base: 
                 continue
 
 
-def test_hostd_is_the_only_root_of_the_family(daemon: Daemon, sandbox: str):
+def test_hostd_and_its_guard_are_the_only_root_of_the_family(daemon: Daemon, sandbox: str):
     roots = [pid for pid in daemon.refresh_family() if "0" in ids(pid)]
-    assert roots == family_with(daemon.refresh_family(), "sandboxd.host")[:1]
+    family = daemon.refresh_family()
+    assert roots == family_with(family, "sandboxd.host")[:1] + family_with(family, "sandboxd.guard")
     assert len(roots) == 1
