@@ -45,6 +45,8 @@ _TABLES: Final[dict[str, type[Limits] | type[KernelCaps]]] = {
 _MAY_BE_ZERO: Final = frozenset(
     {
         "image_idle_s",
+        "image_copies_mb",
+        "image_read_ahead_mb",
         "slots_primed",
         "run_max_sandboxes",
         "run_max_creates_per_s",
@@ -92,6 +94,13 @@ class Config:
     """Who serves images: ``fuse``, a squashfuse each, without any right; ``kernel``, the kernel
     itself, faster and with more to lose: only those of a store, whose files have the digest that
     the store has them by, are root's and on a disk of this machine. Others are refused then."""
+    image_copies_mb: int = 0
+    """Of this node's disk, for copies of the images of a store that are asked for again and again;
+    0 for none. Worth having where the store is a network's. Not with the kernel as back end."""
+    image_copies_dir: str = ""
+    """Where they lie; ``image-copies`` in ``state_dir`` if empty. Nothing else is to lie there."""
+    image_read_ahead_mb: int = 0
+    """An image's file of at most so much is read into memory once it is mounted; 0 for none."""
     writable_layer: str = "auto"
     """What sandboxes write to: ``tmpfs``, in memory; ``ext4``, on loop devices whose files take
     their space in ``state_dir``; ``auto``: tmpfs where this kernel can (Linux 6.6), else ext4."""
@@ -380,6 +389,7 @@ def _build(values: dict[str, object]) -> Config:
         config,
         default_limits=replace(config.default_limits, **bounds),
         images_dir=config.images_dir or os.path.join(config.state_dir, "images"),
+        image_copies_dir=config.image_copies_dir or os.path.join(config.state_dir, "image-copies"),
         token_file=config.token_file or os.path.join(config.state_dir, "token"),
         node_name=config.node_name or socket.gethostname(),
     )
@@ -431,7 +441,7 @@ def _check(config: Config) -> None:
         parse_listen(config.listen)
     except ValueError as error:
         raise refuse("listen", str(error)) from None
-    for key in ("state_dir", "runtime_dir", "images_dir", "token_file"):
+    for key in ("state_dir", "runtime_dir", "images_dir", "token_file", "image_copies_dir"):
         if not os.path.isabs(getattr(config, key)):
             raise refuse(key, f"must be an absolute path, not {getattr(config, key)!r}")
     if config.log_level not in LOG_LEVELS:
@@ -444,6 +454,9 @@ def _check(config: Config) -> None:
         raise refuse("writable_layer", f"must be one of {', '.join(WRITABLE_LAYERS)}")
     if config.image_backend not in IMAGE_BACKENDS:
         raise refuse("image_backend", f"must be one of {', '.join(IMAGE_BACKENDS)}")
+    if config.image_backend == "kernel" and config.image_copies_mb:
+        # They are the API's account's own files, which the kernel is not given.
+        raise refuse("image_copies_mb", 'must be 0 with image_backend = "kernel"', "image_backend")
     if not config.cgroup_root or "/" in config.cgroup_root or config.cgroup_root.startswith("."):
         raise refuse("cgroup_root", "must be the name of one directory")
     for one in fields(Config):

@@ -132,6 +132,8 @@ def run(load: Callable[[], Config]) -> int:
         )
     _make_directories(config, is_root, rootless)
     uid, gid = (-1, -1) if account is None else (account.pw_uid, account.pw_gid)
+    if config.image_copies_mb:
+        _make_copies_directory(config.image_copies_dir, uid, gid)
     token = ensure_token(_token_path(config), uid, gid)
     logs.configure(config, token, os.environ)
     # Before hostd is started, which inherits it: the zygote and the image servers set their own.
@@ -171,6 +173,16 @@ def _account(config: Config) -> pwd.struct_passwd:
     if account.pw_uid == 0:
         raise ConfigError("the API does not run as root", hint="set user to another account")
     return account
+
+
+def _make_copies_directory(path: str, uid: int, gid: int) -> None:
+    """The API's account writes there, and nobody else."""
+    try:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        os.chown(path, uid, gid)
+    except OSError as error:
+        hint = "give another --image-copies-dir"
+        raise ConfigError(f"{path}: {error.strerror}", hint=hint) from error
 
 
 def _make_directories(config: Config, is_root: bool, rootless: bool) -> None:

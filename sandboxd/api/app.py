@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from sandboxd import __version__
 from sandboxd.api import exception_handlers
 from sandboxd.api.auth import OPEN_PATHS, BearerAuth
-from sandboxd.api.bodies import documented_schemas
+from sandboxd.api.bodies import lift_definitions
 from sandboxd.api.body_limit import BodyLimit
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes import (
@@ -37,7 +37,6 @@ from sandboxd.api.routes import (
     status_page,
 )
 from sandboxd.api.routes import exec as exec_route
-from sandboxd.api.schemas.errors import ErrorAnswer
 from sandboxd.api.shortcut import Shortcut
 from sandboxd.config import Config
 from sandboxd.errors import BodyTooLarge, HttpError, SandboxdError, Unauthorized
@@ -136,9 +135,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
     document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-    document["components"]["schemas"] |= documented_schemas(ErrorAnswer)
+    schema = {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}
     for path, operations in document["paths"].items():
         for operation in operations.values():
+            lift_definitions(document, operation)
             kinds = [SandboxdError, HttpError]
             if path not in OPEN_PATHS:
                 operation["security"] = [{"bearer": []}]
@@ -146,6 +146,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             if "requestBody" in operation:
                 kinds.append(BodyTooLarge)
             for status, answer in documented(*kinds).items():
+                answer.pop("model")
+                answer["content"]["application/json"] |= schema
                 operation["responses"].setdefault(str(status), answer)
             operation["responses"]["400"]["content"] |= NO_HTTP
     app.openapi_schema = document

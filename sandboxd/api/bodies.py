@@ -6,18 +6,15 @@ the round through Python objects costs as much as a small command does.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
-from pydantic.json_schema import models_json_schema
+from pydantic import ValidationError
 
 from sandboxd.api.exception_handlers import validation_error
 from sandboxd.api.schemas.base import Body
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
-
-_documented: Final[set[type[Body]]] = set()
 
 SomeBody = TypeVar("SomeBody", bound=Body)
 
@@ -40,18 +37,14 @@ async def parse(
 
 
 def json_body(model: type[Body], *, required: bool = True) -> dict[str, Any]:
-    """``openapi_extra`` of a route that parses this body; its schema is made when the document is
-    asked for."""
-    _documented.add(model)
-    schema = {"$ref": SCHEMA_REFERENCE.format(model=model.__name__)}
-    return {
-        "requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}
-    }
+    """``openapi_extra`` of a route that parses this body."""
+    schema = model.model_json_schema(ref_template=SCHEMA_REFERENCE)
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": required, "content": content}}
 
 
-def documented_schemas(*models: type[BaseModel]) -> dict[str, Any]:
-    """Of these and of every body, by name, for the components of an OpenAPI document."""
-    _, made = models_json_schema(
-        [(one, "validation") for one in (*_documented, *models)], ref_template=SCHEMA_REFERENCE
-    )
-    return dict(made["$defs"])
+def lift_definitions(document: dict[str, Any], operation: dict[str, Any]) -> None:
+    """Move what ``json_body`` refers to where OpenAPI looks for it."""
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    definitions = content.get("schema", {}).pop("$defs", {})
+    document["components"]["schemas"] |= definitions

@@ -52,11 +52,12 @@ def ls(
             mebibytes(image.size_bytes),
             "-" if image.modified_at is None else age(image.modified_at, now),
             "yes" if image.mounted else "no",
+            "yes" if image.local else "no",
             str(image.users),
         ]
         for image in found
     ]
-    print_table(["IMAGE", "SIZE", "AGE", "MOUNTED", "SANDBOXES"], rows)
+    print_table(["IMAGE", "SIZE", "AGE", "MOUNTED", "LOCAL", "SANDBOXES"], rows)
 
 
 def prefetch(

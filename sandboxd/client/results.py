@@ -294,6 +294,8 @@ class Image:
     users: int
     """Sandboxes that have it as their root."""
     modified_at: datetime | None
+    local: bool = False
+    """All of it is known to be copied to the node's disk."""
 
     @classmethod
     def from_json(cls, row: Json) -> Self:

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sandboxd.errors import ImageInUse, SandboxdError
+from sandboxd.errors import ImageInUse, ImageUnavailable, SandboxdError
+from sandboxd.images.copies import Copies
 from sandboxd.images.leases import Leases
 from sandboxd.images.store import CheckedImage, ImageStore
 
@@ -65,8 +66,26 @@ class Share:
 class ImageMounts:
     """The mounts of one launcher. Needs a running event loop."""
 
-    def __init__(self, store: ImageStore, mounter: Mounter, *, idle_s: float) -> None:
+    def __init__(
+        self,
+        store: ImageStore,
+        mounter: Mounter,
+        *,
+        idle_s: float,
+        copies_dir: str = "",
+        copies_bytes: int = 0,
+        read_ahead_bytes: int = 0,
+    ) -> None:
+        """``copies_dir`` and ``copies_bytes``: see ``copies.py``. ``read_ahead_bytes``: a SIF of at
+        most so many is read into memory once it is mounted."""
         self.store = store
+        self.copies = Copies(
+            copies_dir,
+            copies_bytes,
+            open_source=store.open_now,
+            is_mounted=lambda key: key in self._mounts,
+        )
+        self._read_ahead_bytes = read_ahead_bytes
         self._mounter = mounter
         self.idle_s = idle_s
         self._leases = Leases(store.directory)
@@ -78,6 +97,11 @@ class ImageMounts:
     def mounted(self) -> list[Mount]:
         """The mounts that files can be read from."""
         return [mount for mount in self._mounts.values() if mount.is_ready]
+
+    def is_local(self, name: str) -> bool:
+        """Whether all of an image is known to be copied to this node."""
+        image = self.store.remembered(name)
+        return image is not None and self.copies.has(image)
 
     async def acquire(self, name: str) -> tuple[CheckedImage, Share]:
         """The image and a share of its mounts, to be given back with ``release``.
@@ -97,11 +121,12 @@ class ImageMounts:
             raise failure
         return image, Share(tuple(mounts))
 
-    async def _acquire(self, image: CheckedImage) -> Mount:
+    async def _acquire(self, original: CheckedImage) -> Mount:
+        image = self.copies.nearest(original)
         while True:
             mount = self._mounts.get(image.key)
             if mount is None:
-                mount = self._begin(image)
+                mount = self._begin(image, original)
             elif mount.leaving:
                 # Taken out at this moment: wait until it is, then mount it anew.
                 await asyncio.wait({mount.ready})
@@ -176,18 +201,20 @@ class ImageMounts:
         mount.ready.set_result(None)
         return mount
 
-    def _begin(self, image: CheckedImage) -> Mount:
+    def _begin(self, image: CheckedImage, original: CheckedImage) -> Mount:
         mount = Mount(image.key, image.name, asyncio.get_running_loop().create_future())
         self._mounts[image.key] = mount
-        self._spawn(self._mount(image, mount))
+        self._spawn(self._mount(image, original, mount))
         return mount
 
-    async def _mount(self, image: CheckedImage, mount: Mount) -> None:
+    async def _mount(self, image: CheckedImage, original: CheckedImage, mount: Mount) -> None:
         # A task of its own: the mount is shared, and must not fail with whoever asked first.
         try:
-            fd = await self.store.open(image)
+            fd = await self._open(image, original)
             try:
                 await self._mounter.mount(image.key, image.name, image.sif_offset, fd, image.digest)
+                if os.fstat(fd).st_size <= self._read_ahead_bytes:
+                    self._spawn(asyncio.to_thread(_read_ahead, os.dup(fd)))
             finally:
                 os.close(fd)
         except BaseException as error:
@@ -202,6 +229,16 @@ class ImageMounts:
         else:
             mount.idle_since = asyncio.get_running_loop().time()
             mount.ready.set_result(None)
+
+    async def _open(self, image: CheckedImage, original: CheckedImage) -> int:
+        try:
+            return await self.store.open(image)
+        except ImageUnavailable:
+            if image.key == original.key:
+                raise
+            # The copy of it here is not what it was; the key says no more than which mount it is.
+            self.copies.forget(image)
+            return await self.store.open(original)
 
     def evict_idle(self) -> None:
         """Unmount what has had no user for ``idle_s``, the longest idle first."""
@@ -265,4 +302,15 @@ class ImageMounts:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.copies.close()
         await self._leases.close()
+
+
+def _read_ahead(fd: int) -> None:
+    """Have a file read into memory, as far as there is room. Takes ``fd`` over."""
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+    except OSError as error:  # a file system that cannot
+        log.info("an image is not read ahead: %s", error)
+    finally:
+        os.close(fd)

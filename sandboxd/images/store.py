@@ -106,6 +106,11 @@ class ImageStore:
         finally:
             os.close(fd)
 
+    def remembered(self, name: str) -> CheckedImage | None:
+        """What was found when the image was last looked at, if that was in this daemon's time."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.image
+
     def open_now(self, image: CheckedImage) -> int:
         """``open``, blocking."""
         return self._open_checked(image)

@@ -155,6 +155,13 @@ class _Node(Collector):
             one_label(images.acquired),
         )
 
+        copies = images.copies
+        yield gauge("image_copies", "Images' files copied to this node.", copies.count)
+        yield gauge("image_copies_bytes", "What they take on its disk.", copies.bytes)
+        done = {"made": copies.made, "evicted": copies.evicted, "failed": copies.failed}
+        words = "Copies of images' files that were made, evicted for others, or failed."
+        yield counters("image_copies", words, ("outcome",), one_label(done))
+
     def _admission(self) -> Iterator[Metric]:
         admission = self._runtime.admission
         told = admission.to_json()

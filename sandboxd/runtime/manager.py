@@ -92,7 +92,14 @@ class Runtime:
     async def start(self) -> None:
         """Begin: connects in the background, and again whenever the launcher is lost."""
         self._loop = asyncio.get_running_loop()
-        self.images = ImageMounts(self._store, self.launcher, idle_s=self.config.image_idle_s)
+        self.images = ImageMounts(
+            self._store,
+            self.launcher,
+            idle_s=self.config.image_idle_s,
+            copies_dir=self.config.image_copies_dir,
+            copies_bytes=self.config.image_copies_mb << 20,
+            read_ahead_bytes=self.config.image_read_ahead_mb << 20,
+        )
         self.snapshots = SnapshotTable(self)
         self.exporting = asyncio.Lock()
         """Held while a snapshot is made a SIF: it takes a CPU, and room in TMPDIR."""

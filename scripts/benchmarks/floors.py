@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sandboxd.init.build import WARNINGS, find_compiler
+from sandboxd.init.build import PRELOAD, WARNINGS, find_compiler
 from sif_tools.partition import mountable_partition
 from sif_tools.reader import read_sif
 
@@ -98,7 +98,7 @@ def compile_floor(name: str, scratch: Path) -> Path:
 
 @contextlib.contextmanager
 def image_mount(sif: Path, scratch: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """Mount the SIF's root with squashfuse_ll in a mount namespace of its own.
+    """Mount the SIF's root with squashfuse_ll, as sandboxd does, in a mount namespace of its own.
 
     The mount and the namespace end with the process that is given, at the latest.
     """
@@ -109,7 +109,8 @@ def image_mount(sif: Path, scratch: Path) -> Iterator[tuple[Path, subprocess.Pop
     mountpoint = scratch / "lower"
     mountpoint.mkdir()
     options = f"ro,allow_other,offset={partition.offset_bytes}"
-    command = ["unshare", "--mount", program, "-f", "-o", options, str(sif), str(mountpoint)]
+    command = ["unshare", "--mount", "env", f"LD_PRELOAD={PRELOAD}", program]
+    command += ["-f", "-o", options, str(sif), str(mountpoint)]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + MOUNT_S

@@ -27,8 +27,11 @@ KERNEL = {"SANDBOXD_IMAGE_BACKEND": "kernel"}
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store: one base, two environments, three tasks on each."""
-    scratch = tmp_path_factory.mktemp("kernel-images")
+    return filled_store(tmp_path_factory.mktemp("kernel-images"))
+
+
+def filled_store(scratch: Path) -> Path:
+    """A store below an empty directory: one base, two environments, three tasks on each."""
     names = make_layout(scratch / "oci")
     listing = "".join(f"oci:{scratch / 'oci'}:{name} task/{name}:1\n" for name in names)
     (scratch / "list").write_text(listing)
@@ -172,6 +175,7 @@ def test_a_file_that_is_changed_under_its_sandboxes_ends_them_by_name(kernel: Da
             refusal(answer.result(timeout=40), 410, "sandbox-lost", "node", retryable=True)
             assert pids_with(marker) == []
     kernel.delete(sandbox)
+    wait_for(lambda: loops_of(kernel) == [], "the watch to have found all three")
     for path, data in whole.items():
         path.write_bytes(data)
     with kernel.sandbox("task/e0t0:1") as again:

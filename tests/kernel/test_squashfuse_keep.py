@@ -165,6 +165,14 @@ def test_attributes_are_asked_for_unless_there_are_none(image: Path) -> None:
     assert in_own_namespace(work) == ["value", 10, "ENOTSUP", 0]
 
 
+def test_it_does_no_harm_to_a_program_without_libfuse() -> None:
+    """One that was linked statically, as some packages have squashfuse."""
+    done = subprocess.run(
+        ["/bin/true"], env={"LD_PRELOAD": str(PRELOAD)}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_server_that_dies_is_noticed(image: Path) -> None:
     def work():
         with served(image, "/mnt/fuse") as pid:

@@ -35,6 +35,10 @@ WANTED: dict[str, dict[str, set[str]]] = {
         "rate": LIFE | {"floor_sandbox"},
         "errors": set(),
     },
+    "Image": {
+        measure: {"squashfuse", "kernel", "directory"}
+        for measure in ("true", "python", "find", "cold python")
+    },
     "create without a slot": {"create": {"floor_sandbox", "bwrap", "crun", "runc"}},
     "exec, 1 client": {"exec": {"floor_spawn", "chroot"}},
     "exec, 4 clients": {

@@ -39,13 +39,21 @@ async def list_images(request: Request) -> Response:
             "modified_at": timestamp(image.modified_at),
             "mounted": image.name in users,
             "users": users.get(image.name, 0),
+            "local": runtime.images.is_local(image.name),
         }
         for image in known
     ]
     there = {image.name for image in known}
     # A mounted image outlives its file: its sandboxes go on.
     answers += [
-        {"name": name, "size_bytes": None, "modified_at": None, "mounted": True, "users": count}
+        {
+            "name": name,
+            "size_bytes": None,
+            "modified_at": None,
+            "mounted": True,
+            "users": count,
+            "local": runtime.images.is_local(name),
+        }
         for name, count in users.items()
         if name not in there
     ]

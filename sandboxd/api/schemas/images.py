@@ -20,6 +20,9 @@ class ImageAnswer(Answer):
     mounted: bool
     users: int
     """Sandboxes that have it as their root."""
+    local: bool
+    """All of it is copied to this node's disk, as far as that is known: of one that nobody has
+    asked this daemon for it is not."""
 
 
 class ImageList(Answer):

@@ -14,8 +14,9 @@
  * Reads then come without what squashfuse made at the open. It is made here at the first read, by
  * squashfuse's own operation, whose reply is caught, and kept in a small table.
  *
- * What this is in: a program that parses bytes nobody vouches for, and so has no rights. Its work is
- * unchanged if libfuse is linked statically, when nothing of this is ever called.
+ * What this is in: a program that parses bytes nobody vouches for, and so has no rights. In one into
+ * which libfuse is linked statically nothing of this is ever called; so nothing of libfuse is needed
+ * to load it.
  */
 #define FUSE_USE_VERSION 35
 #include <dlfcn.h>
@@ -67,7 +68,10 @@ int fuse_reply_err(fuse_req_t req, int err) {
     }
     if (doing == LOOKUP && err == ENOENT) {
         struct fuse_entry_param none = {.ino = 0, .entry_timeout = FOR_EVER};
-        return fuse_reply_entry(req, &none);
+        static int (*reply_entry)(fuse_req_t, const struct fuse_entry_param *);
+        if (!reply_entry)
+            *(void **)&reply_entry = next("fuse_reply_entry");
+        return reply_entry(req, &none);
     }
     static int (*real)(fuse_req_t, int);
     if (!real)

@@ -9,6 +9,7 @@ from benchmarks.scenarios.crowd import crowd
 from benchmarks.scenarios.episode import episode
 from benchmarks.scenarios.exec import exec_live
 from benchmarks.scenarios.files import copy, files, forks
+from benchmarks.scenarios.image import image
 from benchmarks.scenarios.lifecycle import lifecycle, slotless
 from benchmarks.scenarios.python_start import python_start
 
@@ -21,6 +22,7 @@ SCENARIOS: dict[str, Callable[[Rig], None]] = {
     "forks": forks,
     "episode": episode,
     "python": python_start,
+    "image": image,
     "crowd": crowd,
 }
 """In the order in which they are run: what may disturb others comes last."""
