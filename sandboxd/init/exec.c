@@ -137,8 +137,11 @@ static int close_others(int status_fd) {
 
 static int set_limits(struct failure *fail) {
     struct rlimit nofile = {command.req.nofile, command.req.nofile};
-    /* 1, not 0: core_pattern's helper is started in spite of 0 when it is a pipe (core(5)) */
-    struct rlimit core = {1, 1};
+    /* 1, not 0: core_pattern's helper is started in spite of 0 when it is a pipe (core(5)). An
+     * ordinary user may be let have no more than 0. */
+    struct rlimit core = {1, 1}, had;
+    if (!getrlimit(RLIMIT_CORE, &had) && !had.rlim_max)
+        core = had;
     if (setrlimit(RLIMIT_NOFILE, &nofile))
         return fail_at(fail, STEP_RLIMIT, 0);
     if (setrlimit(RLIMIT_CORE, &core))

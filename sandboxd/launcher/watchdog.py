@@ -12,8 +12,8 @@ size of the writable layer, as always. Not counted is the kernel's own memory of
 pipes).
 
 Processes. RLIMIT_NPROC of PID 1, which all inherit, holds each user of the sandbox to ``pids`` (the
-kernel counts by user and user namespace, since Linux 5.14). Who has more by being several users is
-ended as a whole (``pids-exhausted``).
+kernel counts by user and user namespace, since Linux 5.14). Who has more by being several users,
+and not for a moment, is ended as a whole (``pids-exhausted``).
 
 What is taken and given back between two looks is not seen: the node says ``watchdog``, not
 ``enforced``.
@@ -46,6 +46,11 @@ REQUEST_S: Final = 1.0
 EXACT_S: Final = 0.5
 """For the dear figures of one sandbox. What is not asked by then counts in full: it takes dozens of
 processes that share gigabytes."""
+TASKS_SLACK: Final = 8
+"""Above ``pids``: the kernel lets each user have one more that comes from outside, and file
+operations are processes too, for a moment."""
+TASKS_LOOKS: Final = 3
+"""In a row that find more."""
 FDS_MAX: Final = 4096
 """Of one sandbox that are looked at for memfds."""
 PART_OF_A_CPU: Final = 0.1
@@ -116,7 +121,9 @@ class Watchdog:
         watched.memory_bytes = use.memory_bytes
         watched.memory_peak_bytes = max(watched.memory_peak_bytes or 0, use.memory_bytes)
         watched.tasks = use.tasks
-        if use.tasks > watched.limits.pids:
+        above = use.tasks > watched.limits.pids + TASKS_SLACK
+        watched.looks_above = watched.looks_above + 1 if above else 0
+        if watched.looks_above >= TASKS_LOOKS:
             sandbox.reason = "pids-exhausted"
             sandbox.slot.kill()
         elif use.memory_bytes > watched.limits.memory_mb << 20:

@@ -39,6 +39,8 @@ class Watched:
         self.memory_peak_bytes: int | None = None
         self.tasks: int | None = None
         """Without PID 1. These three as the watchdog saw them last."""
+        self.looks_above = 0
+        """In a row that found too many tasks."""
         self.oom_kills = 0
         self._write()
 

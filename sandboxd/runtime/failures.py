@@ -34,6 +34,11 @@ NODE_LOST: Final = "node-lost"
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
+_NOT_RUN: Final = {errno.E2BIG, errno.EAGAIN}
+"""EAGAIN of execve(2): its user is above RLIMIT_NPROC, by which processes are held where there are
+no cgroups."""
+
+
 def words(err: int) -> str:
     return os.strerror(err).lower()
 
@@ -41,7 +46,7 @@ def words(err: int) -> str:
 def has_run(failure: Failure) -> bool:
     """Whether there is a result: a program that cannot be found or executed is one (127, 126)."""
     return failure.step == Step.STEP_NONE or (
-        failure.step == Step.STEP_EXEC and failure.err != errno.E2BIG
+        failure.step == Step.STEP_EXEC and failure.err not in _NOT_RUN
     )
 
 
@@ -59,7 +64,7 @@ def exec_failure(failure: Failure, *, user: str, cwd: str) -> SandboxdError:
         return TooManyExecs("the sandbox runs as many commands at once as it can", **detail)
     if err == errno.E2BIG or (step == Step.STEP_MESSAGE and err == errno.EMSGSIZE):
         return CommandTooLong("arguments and environment are too long for the kernel", **detail)
-    if step == Step.STEP_CLONE and err == errno.EAGAIN:
+    if step in (Step.STEP_CLONE, Step.STEP_EXEC) and err == errno.EAGAIN:
         return PidsExhausted("the sandbox is at its process limit", **detail)
     if step in (Step.STEP_USER, Step.STEP_GROUP):
         return UserNotFound(f"no user {user!r} in the sandbox: {words(err)}", user=user, **detail)

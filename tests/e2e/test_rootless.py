@@ -237,6 +237,13 @@ def test_one_user_meets_the_limit_of_processes(his: Daemon) -> None:
     with his.sandbox("busybox", limits={"pids": 20}) as name:
         answer = his.exec(name, "for i in $(seq 40); do sleep 300 & done; wait", timeout_s=20)
         assert "can't fork" in answer["stderr"]
+        # One in the place of the shell, and one that the kernel lets pass as its user is at the
+        # limit and not yet above it.
+        for _ in range(2):
+            Background.start(his.http, name, ["sleep", "300"])
+        more = his.http.post(f"/v1/sandboxes/{name}/exec", json={"command": ["true"]})
+        refusal(more, httpx.codes.CONFLICT, "pids-exhausted", "workload")
+        assert his.exec(name, ["id", "-u"], user="agent")["stdout"] == "1000\n"
         assert his.http.get(f"/v1/sandboxes/{name}").json()["state"] == "running"
 
 
@@ -333,6 +340,21 @@ def test_nothing_outlives_a_killed_hostd(
         (hostd,) = [pid for pid, line in words.items() if b"sandboxd.host\0" in line]
         os.kill(hostd, signal.SIGKILL)
         ended(daemon)
+
+
+def test_a_user_who_is_let_have_little(
+    leak_check: LeakCheck, user: OrdinaryUser, busybox: Path
+) -> None:
+    """Hard limits as clusters set them: sandboxes have less, and work."""
+    little = ["prlimit", "--core=0", "--nofile=1024:4096", "--memlock=65536", "--sigpending=1000"]
+    with framework.running_daemon(
+        leak_check, {"busybox": busybox}, user, before=[*little, "--"]
+    ) as daemon:
+        node = daemon.http.get("/v1/node").json()
+        assert node["default_limits"]["nofile"] == node["max_limits"]["nofile"] == 2048
+        with daemon.sandbox("busybox") as name:
+            assert daemon.exec(name, "ulimit -n; ulimit -c")["stdout"] == "2048\n0\n"
+            assert daemon.exec(name, "kill -SEGV $$")["signal"] == signal.SIGSEGV
 
 
 def test_fuse_that_is_closed_to_the_user_is_named(user: OrdinaryUser) -> None:

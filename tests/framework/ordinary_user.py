@@ -114,12 +114,15 @@ def ordinary_user(
 
 
 def start(
-    user: OrdinaryUser, place: Path, environment: dict[str, str] | None = None
+    user: OrdinaryUser,
+    place: Path,
+    environment: dict[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> framework.Daemon:
     """Start one with everything in `place`, without waiting for it."""
     user.own(place, place / "state", place / "run")
     settings = {"HOME": str(user.home), **(environment or {})}
-    return framework.start(place, environment=settings, before=user.words)
+    return framework.start(place, environment=settings, before=[*user.words, *before])
 
 
 @contextlib.contextmanager
@@ -128,8 +131,10 @@ def running_daemon(
     images: dict[str, Path],
     user: OrdinaryUser,
     environment: dict[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> Iterator[Daemon]:
-    """As `daemon.running_daemon`, of this user."""
+    """As `daemon.running_daemon`, of this user. `before`: words that change the surroundings of the
+    same process."""
     with check.around("the user's daemon"), contextlib.ExitStack() as stack:
         place = Path(tempfile.mkdtemp(prefix=host_state.OWN_PREFIX))
         stack.callback(shutil.rmtree, place)
@@ -138,7 +143,7 @@ def running_daemon(
         for name, file in images.items():
             shutil.copyfile(file, place / "images" / f"{name}.sif")
             (place / "images" / f"{name}.sif").chmod(0o444)
-        daemon = start(user, place, environment)
+        daemon = start(user, place, environment, before)
         stack.callback(daemon.stop)
         daemon.wait_ready()
         directories = {daemon.state_dir, daemon.runtime_dir, daemon.images_dir}
