@@ -62,7 +62,8 @@ BY_A_USER = frozenset(
 
 def blameless(answer: httpx.Response, where: str) -> None:
     """Assert that no word of an answer makes the node guilty."""
-    assert answer.status_code < 500, (where, answer.text)
+    # 501: what this kind of node does not offer, whatever the sandbox does.
+    assert answer.status_code < 500 or answer.status_code == 501, (where, answer.text)
     if answer.is_success or not answer.content:
         return
     error = answer.json()["error"]
