@@ -58,6 +58,12 @@ class ServerProgram:
     seccomp_filter: bytes
 
 
+def told_of(sif_fd: int, offset_bytes: int) -> dict[str, str]:
+    """What the library is told of an image, in the environment."""
+    none = os.pread(sif_fd, 8, offset_bytes + _XATTR_TABLE) == _NO_TABLE
+    return {"SANDBOXD_NO_XATTRS": "1"} if none else {}
+
+
 def spawn(program: ServerProgram, fds: tuple[int, int, int, int], offset_bytes: int) -> int:
     """Fork and exec squashfuse; its pid. The launcher has no threads, so the child may run Python.
 
@@ -89,8 +95,7 @@ def spawn(program: ServerProgram, fds: tuple[int, int, int, int], offset_bytes: 
         env = {"PATH": "/usr/bin", "LC_ALL": "C"}
         if preload:
             env["LD_PRELOAD"] = "/proc/self/fd/7"
-        if os.pread(4, 8, offset_bytes + _XATTR_TABLE) == _NO_TABLE:
-            env["SANDBOXD_NO_XATTRS"] = "1"
+        env |= told_of(4, offset_bytes)
         os.execve(program.path, argv, env)
     except BaseException:  # noqa: BLE001 - must not return into the launcher's stack
         traceback.print_exc(file=sys.stderr)

@@ -16,6 +16,8 @@ from typing import Final
 from sandboxd.rootfs.overlay import UPPER, make_writable_layer
 
 _CHUNK: Final = 1 << 24
+_SMALL: Final = 1 << 16
+"""Bytes of a file that is worth no look for holes."""
 
 
 def copy_layer(tmpfs_fd: int, size_bytes: int, inodes: int) -> int:
@@ -111,14 +113,25 @@ def _copy_file(source: int, target: int, name: str, found: os.stat_result) -> No
     try:
         writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=target)
         try:
-            if found.st_blocks:
-                copy_data(reading, writing, found.st_size)
-            os.ftruncate(writing, found.st_size)
+            copy_content(reading, writing, found)
             finish(reading, writing, found)
         finally:
             os.close(writing)
     finally:
         os.close(reading)
+
+
+def copy_content(reading: int, writing: int, found: os.stat_result) -> None:
+    """All of a file into an empty one of the same size, holes included."""
+    if 0 < found.st_size <= _SMALL and found.st_blocks * 512 >= found.st_size:
+        # In two calls: most files are small, and without a hole.
+        data = os.read(reading, _SMALL + 1)
+        if len(data) == found.st_size == os.write(writing, data):
+            return
+        os.lseek(writing, 0, os.SEEK_SET)
+    if found.st_blocks:
+        copy_data(reading, writing, found.st_size)
+    os.ftruncate(writing, found.st_size)
 
 
 def copy_data(reading: int, writing: int, size: int) -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sandboxd.linux.openat2 import openat2
-from sandboxd.rootfs.copy import copy_data
+from sandboxd.rootfs.copy import copy_content
 
 DEPTH_MAX: Final = 256
 """Levels of directories. Each takes three descriptors and one for each layer while one is in it."""
@@ -35,9 +35,6 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _ATTRIBUTES: Final = ("user.", "security.capability", "system.posix_acl_")
 """Those that a process in a sandbox can set."""
-
-
-_SMALL: Final = 1 << 16
 
 
 class Refused(Exception):
@@ -234,7 +231,7 @@ class Transfer:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             writing = os.open(name, flags, 0o600, dir_fd=at.target)
             try:
-                _copy_content(reading, writing, found)
+                copy_content(reading, writing, found)
                 _finish(reading, writing, found, clear=not at.fresh)
             finally:
                 os.close(writing)
@@ -242,17 +239,6 @@ class Transfer:
             os.close(reading)
         self.copied_bytes += found.st_size
         return True
-
-
-def _copy_content(reading: int, writing: int, found: os.stat_result) -> None:
-    if 0 < found.st_size <= _SMALL and found.st_blocks * 512 >= found.st_size:
-        # In two calls: most files are small, and without a hole.
-        data = os.read(reading, _SMALL + 1)
-        if len(data) == found.st_size == os.write(writing, data):
-            return
-        os.lseek(writing, 0, os.SEEK_SET)
-    copy_data(reading, writing, found.st_size)
-    os.ftruncate(writing, found.st_size)
 
 
 def _names(directories: Sequence[int]) -> set[bytes]:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sandboxd.init.build import PRELOAD, WARNINGS, find_compiler
+from sandboxd.init.build import WARNINGS, find_compiler
+from sandboxd.launcher.image_server import PRELOAD, told_of
 from sif_tools.partition import mountable_partition
 from sif_tools.reader import read_sif
 
@@ -96,6 +97,13 @@ def compile_floor(name: str, scratch: Path) -> Path:
     return output
 
 
+def server_environment(sif: Path, offset_bytes: int) -> list[str]:
+    """Of a squashfuse_ll as sandboxd has it, as words of env(1)."""
+    with sif.open("rb") as file:
+        told = told_of(file.fileno(), offset_bytes)
+    return [f"LD_PRELOAD={PRELOAD}", *(f"{name}={value}" for name, value in told.items())]
+
+
 @contextlib.contextmanager
 def image_mount(sif: Path, scratch: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     """Mount the SIF's root with squashfuse_ll, as sandboxd does, in a mount namespace of its own.
@@ -109,7 +117,8 @@ def image_mount(sif: Path, scratch: Path) -> Iterator[tuple[Path, subprocess.Pop
     mountpoint = scratch / "lower"
     mountpoint.mkdir()
     options = f"ro,allow_other,offset={partition.offset_bytes}"
-    command = ["unshare", "--mount", "env", f"LD_PRELOAD={PRELOAD}", program]
+    command = ["unshare", "--mount", "env", *server_environment(sif, partition.offset_bytes)]
+    command.append(program)
     command += ["-f", "-o", options, str(sif), str(mountpoint)]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:

@@ -16,11 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.floors import FloorError, SampleProgram, compile_floor
+from benchmarks.floors import FloorError, SampleProgram, compile_floor, server_environment
 from benchmarks.measurements import OURS, Key
 from benchmarks.rig import Rig
 from benchmarks.scenarios.python_start import drop_from_memory
-from sandboxd.init.build import PRELOAD
 from sif_tools.partition import mountable_partition
 from sif_tools.reader import read_sif
 
@@ -32,12 +31,13 @@ COMMANDS = {
     "find": ("find", "/", "-xdev", "-newer", "/etc/passwd"),
 }
 MOUNTS = {
-    OURS: 'LD_PRELOAD=$1 squashfuse_ll -f -o "ro,offset=$3" "$2" lower & server=$!',
+    OURS: 'env $1 squashfuse_ll -f -o "ro,offset=$3" "$2" lower & server=$!',
     "squashfuse": 'squashfuse_ll -f -o "ro,offset=$3" "$2" lower & server=$!',
     "kernel": 'mount -t squashfs -o "loop,ro,offset=$3" "$2" lower; server=',
     "directory": 'mount --bind "$4" lower; server=',
 }
-"""With the arguments: the library, the SIF, the offset of its file system, the directory."""
+"""With the arguments: the environment of sandboxd's squashfuse, the SIF, the offset of its file
+system, the directory."""
 SETUP = """
 set -eu
 cd "$5"
@@ -131,7 +131,8 @@ def mounted(place: Place, subject: str) -> Iterator[list[str]]:
     stage.mkdir(exist_ok=True)
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
     command += [SETUP.replace("{mount}", MOUNTS[subject]), "sh"]
-    arguments = (PRELOAD, place.sif, place.offset_bytes, place.directory, stage)
+    environment = " ".join(server_environment(place.sif, place.offset_bytes))
+    arguments = (environment, place.sif, place.offset_bytes, place.directory, stage)
     with subprocess.Popen(
         [*command, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
