@@ -37,6 +37,7 @@ from sandboxd.model import SandboxState
 START_TIMEOUT_S: Final = 20.0
 SPOOL_TIMEOUT_S: Final = 10.0
 GONE_TIMEOUT_S: Final = 30.0
+DELIVERY_TIMEOUT_S: Final = 20.0
 LIST_PAGE: Final = 8
 """Each row may carry META_MAX of the daemon's; a page must fit a message."""
 META_MAX: Final = 4096
@@ -207,6 +208,15 @@ class Processes:
             except BrokenPipeError:
                 if process.gone is not None:
                     process.gone.resolve(None)
+
+    def deliver(self, process: Process, number: int, scope: KillScope) -> Task[None]:
+        """The same, and returns once it is sent: what is written to the process from then on comes
+        behind it. A PID 1 that its own sandbox keeps from running is not waited for for ever."""
+        self.signal(process, number, scope)
+        slot = process.sandbox.slot
+        if slot is not None and not slot.dead.settled:
+            with suppress(OSError, TimeoutError):
+                yield from self._loop.wait(slot.pid1.ping(), DELIVERY_TIMEOUT_S, "a signal")
 
     def close_stdin(self, process: Process) -> None:
         """Our copy; the daemon closes its own. Not for terminals."""

@@ -69,7 +69,7 @@ process-start       ``meta flags capacity most`` (fd: the         a row, or ``fa
                     payload of M_EXEC)                            index, errno]`` (fds: as attach)
 process-list        ``after`` (a process id, or "")               ``processes more``
 process-attach      -                                             - (fds: see ``Processes.attach``)
-process-signal      ``signal scope``                              - (of ``enum kill_scope``)
+process-signal      ``signal scope`` (of ``enum kill_scope``)     - once it is sent
 process-close-stdin -                                             -
 process-remove      -                                             - when none of its tree lives
 =================== ============================================= =================================

@@ -360,9 +360,9 @@ class Verbs:
     def _process_signal(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds
         process = self.processes.find(message)
-        self.processes.signal(process, int(message["signal"]), KillScope(message["scope"]))
+        number, scope = int(message["signal"]), KillScope(message["scope"])
+        yield from self.processes.deliver(process, number, scope)
         return {}, ()
-        yield
 
     def _process_close_stdin(self, message: dict[str, Any], fds: list[int]) -> Task[Answer]:
         del fds

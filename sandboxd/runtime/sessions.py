@@ -138,6 +138,9 @@ class SessionTable:
         self._sandbox.control_to_start()
         session.check_free()
         if session.unsure:
+            # An interrupt that is still on its way would hit the command that comes now.
+            if self._signals:
+                await asyncio.wait(self._signals)
             await self._make_sure(session)
         if stdin is None:
             return session.start(command, timeout_s=timeout_s, sinks=sinks)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -11,6 +14,7 @@ import pytest
 
 from tests.e2e import frames as framing
 from tests.e2e.at_once import at_once, client_of, in_background
+from tests.e2e.host_processes import new_marker, pids_with, status_of, wait_for
 from tests.e2e.refusals import refusal
 from tests.e2e.shell_sessions import Shell, session
 from tests.framework.daemon import Daemon
@@ -260,3 +264,32 @@ def test_commands_of_any_length(shell: Shell):
 def test_a_pipeline_reads_what_it_is_given(shell: Shell):
     """Busybox's own programs share the shell's buffers."""
     assert shell.out("cat /etc/passwd | head -c 4; yes | head -c 4; wc -c") == "rooty\ny\n0\n"
+
+
+def test_an_interrupt_that_comes_late_hits_no_later_command(daemon: Daemon, sandbox: str):
+    """PID 1, which sends it, stands still until the command has ended by itself."""
+    marker = new_marker()
+    url = f"/v1/sandboxes/{sandbox}"
+    with session(daemon.http, sandbox) as shell, client_of(daemon) as client:
+        other = Shell(client, shell.url)
+        body = {"command": f"read x; : > /tmp/end # {marker}", "stdin": True}
+        ender = client.post(f"{url}/processes", json=body).json()["id"]
+        (pid,) = pids_with(marker)
+        init = int(status_of(pid)["PPid"])
+        waits = "until [ -e /tmp/end ]; do sleep 0.05; done; echo itself"
+        with in_background(lambda: other.run(waits)) as first:
+            wait_for(lambda: bool(shell.get()["busy"]), "a command that runs")
+            os.kill(init, signal.SIGSTOP)
+            try:
+                assert client.post(f"{shell.url}/interrupt").json() == {"interrupted": True}
+                client.post(f"{url}/processes/{ender}/stdin", json={"data": "x\n"})
+                ended = first.result()
+                assert (ended["exit_code"], ended["stdout"]) == (0, "itself\n")
+                with in_background(lambda: other.run("sleep 1.5; echo whole")) as second:
+                    # Long enough for it to begin, if it does not wait for the interrupt's end.
+                    threading.Event().wait(0.7)
+                    os.kill(init, signal.SIGCONT)
+                    result = second.result()
+            finally:
+                os.kill(init, signal.SIGCONT)
+        assert (result["exit_code"], result["stdout"]) == (0, "whole\n")
