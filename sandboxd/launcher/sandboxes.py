@@ -397,6 +397,14 @@ class Sandboxes:
                 raise SandboxRunning("processes are running in the sandbox") from error
             self._failed(sandbox, "snapshot-failed")
             raise
+        except TimeoutError as error:
+            # PID 1 may still swap: then its root is one that was let go of.
+            self._failed(sandbox, "snapshot-failed")
+            raise self._failure(sandbox, error) from error
+        except OSError as error:
+            if error.errno in SERVER_DIED or sandbox.reason == "image-lost":
+                raise ImageUnavailable("the image's server died") from error
+            raise NodeError(f"the snapshot could not be taken: {error}") from error
         # The sandbox's own shares of the layers went from its old root to the new one's stack.
         self._roots.drop_overlay(old)
         self._layers.share(stack.layers)
