@@ -221,7 +221,8 @@ void table_drop_client(uint32_t client) {
         if (exec->state == FREE || exec->client != (int)client)
             continue;
         exec->client = -1;
-        exec->want_kill |= !exec->detached;
+        /* One that was answered has left behind what it meant to: a server, say, lives on. */
+        exec->want_kill |= !exec->detached && (exec->state == RUNNING || exec->exit_unsent);
         settle(i);
     }
 }

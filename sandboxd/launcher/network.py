@@ -24,8 +24,11 @@ from sandboxd.launcher.slots import Slot
 from sandboxd.network.policy import parse_pool
 from sandboxd.network.ruleset import Plan
 
-START_TIMEOUT_S: Final = 20.0
-"""For the first answer of a router: two Python programs start before it."""
+START_TIMEOUT_S: Final = 120.0
+"""For the first answer of a router: two Python programs start before it, on a node that may be
+busy with something else. One that dies instead is noticed at once."""
+ANSWER_TIMEOUT_S: Final = 20.0
+"""For every other."""
 AGAIN_PAUSE_S: Final = 0.5
 AGAIN_MAX: Final = 60
 
@@ -188,6 +191,7 @@ class _Peer:
         self._on_end = on_end
         self._ids = itertools.count(1)
         self._pending: dict[int, Promise[dict[str, Any]]] = {}
+        self._timeout_s = START_TIMEOUT_S
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
 
@@ -200,7 +204,7 @@ class _Peer:
         self._pending[number] = promise
         try:
             protocol.send(self._sock, {"id": number, "op": op, **fields}, fds)
-            return (yield from self._loop.wait(promise, START_TIMEOUT_S, f"the {self.name}"))
+            return (yield from self._loop.wait(promise, self._timeout_s, f"the {self.name}"))
         except TimeoutError as error:
             raise OSError(110, f"the {self.name} does not answer", self.name) from error
         finally:
@@ -221,6 +225,7 @@ class _Peer:
         elif message.get("event") == "failed":
             self._end(OSError(5, str(message.get("message")), self.name))
         else:
+            self._timeout_s = ANSWER_TIMEOUT_S
             promise = self._pending.pop(message.get("id", 0), None)
             if promise is None:
                 return

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import httpx
 
-from tests.framework import host_state
+from tests.framework import host_state, times
 from tests.framework.daemon import Daemon, free_port, start
 from tests.framework.leaks import LeakCheck
 
-NODE_START_S = 40.0
-NODE_STOP_S = 30.0
+NODE_START_S = times.scaled(40.0)
+NODE_STOP_S = times.scaled(30.0)
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def started_again(
     again.http.close()
     again.base_url = f"http://127.0.0.1:{port}"
     limits = httpx.Limits(keepalive_expiry=3)
-    again.http = httpx.Client(base_url=again.base_url, timeout=120, limits=limits)
+    again.http = httpx.Client(base_url=again.base_url, timeout=times.scaled(120), limits=limits)
     try:
         again.wait_ready()
         yield again
@@ -219,7 +219,7 @@ def start_node(
     return Node(process, home, notices, settings)
 
 
-def wait_end(process: subprocess.Popen[bytes], timeout_s: float = 30.0) -> int:
+def wait_end(process: subprocess.Popen[bytes], timeout_s: float = NODE_STOP_S) -> int:
     """The exit status of a process that is expected to end."""
     deadline = time.monotonic() + timeout_s
     pidfd = os.pidfd_open(process.pid)

@@ -257,6 +257,26 @@ def test_two_nodes_in_one_directory_are_refused(node: Node, start_daemon: StartD
     assert "another sandboxd serves in" in late.log
 
 
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_what_an_answered_command_left_running_lives_on(node: Node, how: str):
+    """As it does after an answer; what is killed is a command that somebody waits for."""
+    first = node.serve()
+    sandbox = first.create("busybox")
+    marker = new_marker()
+    first.exec(sandbox, f"setsid sleep {marker} & true")
+    (pid,) = pids_with(marker)
+    if how == "killed":
+        node.kill_daemon(first)
+    else:
+        first.stop()
+    second = node.serve()
+    # Whoever is to be killed has been by the time that PID 1 answers another command.
+    assert second.exec(sandbox, ["echo", "alive"])["stdout"] == "alive\n"
+    assert pids_with(marker) == [pid]
+    second.delete(sandbox)
+    assert pids_with(marker) == []
+
+
 @pytest.mark.parametrize("words", ["sandboxd.launcher", "init zygote"], ids=["launcher", "zygote"])
 def test_a_killed_part_of_the_node_is_named_and_started_anew(node: Node, words: str):
     daemon = node.serve()

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.framework import times
+
 HOST = "203.0.113.2"
 DNS = "198.51.100.53"
 GOOD = "198.51.100.10"
@@ -59,13 +61,21 @@ class Internet:
 
     def on_host(self, *command: str) -> str:
         done = subprocess.run(
-            [*self.enter, *command], capture_output=True, text=True, check=False, timeout=30
+            [*self.enter, *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=times.scaled(30),
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
-    def forward(self, on: bool) -> None:
-        self.on_host("sysctl", "-q", "-w", f"net.ipv4.ip_forward={int(on)}")
+    def forward(self, on: bool) -> bool:
+        """Whether it did before."""
+        name = "net.ipv4.ip_forward"
+        before = self.on_host("sysctl", "-n", name).strip() == "1"
+        self.on_host("sysctl", "-q", "-w", f"{name}={int(on)}")
+        return before
 
     def queries(self) -> list[str]:
         """Names that the DNS server was asked since the last call."""
@@ -92,9 +102,11 @@ class Internet:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Internet]:
+def running(host_pid: int | None = None) -> Iterator[Internet]:
+    """``host_pid``: a process whose network namespace is to be the host, for a machine that is
+    there for tests alone; it is left as it was."""
     with contextlib.ExitStack() as stack:
-        host = stack.enter_context(_namespace())
+        host = host_pid or stack.enter_context(_namespace())
         internet = stack.enter_context(_namespace())
         for pid, lines in (
             (
@@ -121,7 +133,7 @@ def running() -> Iterator[Internet]:
         # A link is up a moment after it was told to be; nothing is sent before that.
         server = stack.enter_context(_server(internet))
         found = Internet(host, internet, server)
-        found.forward(True)
+        stack.callback(found.forward, found.forward(True))
         yield found
 
 
@@ -150,7 +162,7 @@ def _ip(pid: int, lines: list[str]) -> None:
         ["nsenter", f"--net=/proc/{pid}/ns/net", "--", "ip", "-batch", "-"],
         input="\n".join(lines).encode(),
         check=True,
-        timeout=30,
+        timeout=times.scaled(30),
     )
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.framework import internet
+from tests.framework import internet, times
 from tests.framework.daemon import Daemon, running_daemon
 from tests.framework.internet import Internet
 from tests.framework.leaks import LeakCheck
 
-LOG_S = 10.0
+LOG_S = times.scaled(10.0)
 """The kernel hands over what it logs within 50 ms; more than that is for a machine that is busy."""
 
 
@@ -47,7 +47,7 @@ def part_of(daemon: Daemon, module: str) -> int:
 def tcp(daemon: Daemon, box: str, address: str, port: int = 80, **request: Any) -> str:
     """What the server at an address says, ``address:port``; "" where it was not reached."""
     script = f"nc -w 3 {address} {port} </dev/null"
-    said = str(daemon.exec(box, script, timeout_s=20, **request)["stdout"])
+    said = str(daemon.exec(box, script, timeout_s=times.scaled(20), **request)["stdout"])
     return said.splitlines()[0] if said else ""
 
 
@@ -57,7 +57,7 @@ def lookup(
     """The addresses of a name as DNS gives them to the sandbox, in order; with ``server``, what a
     server on the internet says, over UDP."""
     words = ["nslookup", f"-type={kind}", name, *([server] if server else [])]
-    said = daemon.exec(box, words, timeout_s=30)["stdout"]
+    said = daemon.exec(box, words, timeout_s=times.scaled(30))["stdout"]
     _, _, answer = said.partition("\n\n")
     return sorted(
         line.partition(": ")[2].strip()
