@@ -19,19 +19,52 @@ FULL = os.environ.get("SANDBOXD_TESTS_VM_FULL") == "1"
 SHORT_TIMEOUT_S, FULL_TIMEOUT_S = 1500.0, 2.5 * 3600
 """To end what hangs: with room for a machine on which others work."""
 
+SYSTEMD = "tests/vm/guest/test_systemd.py"
+LAYERS, LIMITS = "tests/e2e/test_layers_on_disk.py", "tests/e2e/test_limits.py"
 SHORT = [
     # First, as they want the machine for themselves.
-    "tests/vm/guest/test_oom_score.py",
-    "tests/vm/guest/test_systemd_units.py",
+    "tests/vm/guest",
+    f"--deselect={SYSTEMD}::test_the_watchdog_ends_an_api_that_hangs",
+    "tests/kernel/test_features.py::test_agrees_with_the_test_suites_own_probe",
+    "tests/kernel/test_features.py::test_everything_a_sandbox_needs_works",
+    "tests/kernel/test_features.py::test_limits_that_can_be_set_are_held",
+    "tests/kernel/test_features.py::test_seccomp_and_pidfd_probes_pass",
     "tests/kernel/test_linux_cgroup.py",
     "tests/kernel/test_linux_process.py::test_a_number_without_a_process_is_nobody",
     "tests/kernel/test_layers_on_disk.py",
-    "tests/e2e/test_layers_on_disk.py::test_the_node_says_what_serves",
-    "tests/e2e/test_layers_on_disk.py::test_files_of_the_image_are_changed_and_removed",
-    "tests/e2e/test_layers_on_disk.py::test_exactly_so_many_bytes_as_promised",
-    "tests/e2e/test_layers_on_disk.py::test_reset_begins_anew",
-    "tests/e2e/test_layers_on_disk.py::test_snapshot_and_fork",
-    "tests/security/test_cgroup.py",
+    f"{LAYERS}::test_the_node_says_what_serves",
+    f"{LAYERS}::test_files_of_the_image_are_changed_and_removed",
+    f"{LAYERS}::test_exactly_so_many_bytes_as_promised",
+    f"{LAYERS}::test_reset_begins_anew",
+    f"{LAYERS}::test_snapshot_and_fork",
+    f"{LAYERS}::test_one_device_a_sandbox_whose_file_has_no_name",
+    f"{LIMITS}::test_the_limits_are_in_the_kernels_own_files",
+    f"{LIMITS}::test_as_many_processes_as_the_limit_says_can_run",
+    f"{LIMITS}::test_memory_within_the_limit_can_be_had",
+    f"{LIMITS}::test_half_a_cpu_is_half_a_cpu",
+    # Of each family one or two; of settings, mounts, PID 1, privileges and system calls some two
+    # hundred tries, as root and as agent, by each way into a sandbox.
+    "tests/security/test_channels.py::test_walls_hold[fresh]",
+    "tests/security/test_archives.py::test_hostile_archive_is_refused[pax-a device]",
+    "tests/security/test_cgroup.py::test_own_cgroup_shows_no_path_of_the_host",
+    "tests/security/test_cgroup.py::test_cgroup_cannot_be_mounted",
+    "tests/security/test_cgroup.py::test_cgroup_namespace_cannot_be_left",
+    "tests/security/test_devices.py::test_dev_holds_the_allowed_nodes_only",
+    "tests/security/test_devices.py::test_shared_device_inode_takes_no_attributes",
+    "tests/security/test_exec_child.py::test_command_holds_three_descriptors",
+    "tests/security/test_exclusive.py::test_killed_rivals_are_gone",
+    "tests/security/test_exhaustion.py::test_memory",
+    "tests/security/test_exhaustion.py::test_inodes",
+    "tests/security/test_files_api.py::test_ordinary_user_does_not_write_for_root",
+    "tests/security/test_http_api.py::test_control_the_token_opens",
+    "tests/security/test_http_api.py::test_two_authorizations_are_none",
+    "tests/security/test_information.py::test_mounts_are_those_of_the_sandbox_alone",
+    "tests/security/test_information.py::test_hostname_is_the_sandboxs",
+    "tests/security/test_ipc.py::test_posix_queue_of_another_sandbox_is_not_seen",
+    "tests/security/test_network.py::test_there_is_no_route",
+    "tests/security/test_network.py::test_daemons_port_is_not_reached",
+    "tests/security/test_shared_limits.py::test_keys_are_refused_altogether",
+    "tests/security/test_views.py::test_views_cannot_be_taken_off",
 ]
 """In one run: to start pytest, and a daemon, is dear on an emulated CPU."""
 WHOLE = {
