@@ -23,8 +23,11 @@ SYSTEMD = "tests/vm/guest/test_systemd.py"
 LAYERS, LIMITS = "tests/e2e/test_layers_on_disk.py", "tests/e2e/test_limits.py"
 SHORT = [
     # First, as they want the machine for themselves.
-    "tests/vm/guest",
+    "tests/vm/guest/test_doctor.py",
+    "tests/vm/guest/test_oom_score.py",
+    SYSTEMD,
     f"--deselect={SYSTEMD}::test_the_watchdog_ends_an_api_that_hangs",
+    "tests/vm/guest/test_limits_v2.py",
     "tests/kernel/test_features.py::test_agrees_with_the_test_suites_own_probe",
     "tests/kernel/test_features.py::test_everything_a_sandbox_needs_works",
     "tests/kernel/test_features.py::test_limits_that_can_be_set_are_held",
