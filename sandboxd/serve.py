@@ -44,7 +44,13 @@ from sandboxd.config import Config, ensure_token, is_rootless
 from sandboxd.errors import ConfigError, FeatureMissing, NodeUnavailable
 from sandboxd.host import node_lock
 from sandboxd.host.command import hostd_command
-from sandboxd.linux.process import lower_oom_score, raise_limit, set_dumpable, set_no_new_privs
+from sandboxd.linux.process import (
+    lower_oom_score,
+    raise_limit,
+    raise_priority,
+    set_dumpable,
+    set_no_new_privs,
+)
 from sandboxd.runtime.capacity import most_connections
 from sandboxd.runtime.manager import Runtime
 from sandboxd.runtime.reloading import Reloader
@@ -285,6 +291,7 @@ def _become(account: pwd.struct_passwd | None) -> None:
     """Give root up for good. Nothing of the account's may read this process's memory: the token."""
     _import_late_modules()
     raise_limit(resource.RLIMIT_NOFILE, NOFILE)
+    raise_priority()
     if account is not None and os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)

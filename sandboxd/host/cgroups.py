@@ -17,6 +17,8 @@ from typing import Final
 from sandboxd.errors import FeatureMissing
 from sandboxd.launcher.cgroups import CONTROLLERS, IO_CONTROLLERS, NodeCgroups
 from sandboxd.linux import cgroup
+from sandboxd.linux.cgroup_limits import CPU_SHARES_DEFAULT, CPU_SHARES_MAX, LimitsV2
+from sandboxd.model import CPU_WEIGHT_MAX
 
 NODE: Final = "node"
 SUPERVISOR: Final = "supervisor"
@@ -68,12 +70,29 @@ def make_node_cgroups(name: str, owner: int, *, io: bool = False) -> NodeCgroups
     if v2_controllers:
         cgroup.enable_controllers(v2, v2_controllers)
     cgroup.make(v2 / NODE)
+    _weigh(found)
     for path in (v2, v2 / NODE, *v1.values()):
         os.chown(path, owner, owner)
         for file in _DELEGATED_FILES:
             with suppress(FileNotFoundError):
                 os.chown(path / file, owner, owner)
     return found
+
+
+def _weigh(node: NodeCgroups) -> None:
+    """How much of the CPUs the sandboxes have beside others, and what serves them beside them.
+
+    A cgroup's weight is divided among the CPUs that it runs on (``calc_group_shares`` in
+    kernel/sched/fair.c). On v1 what serves is in no cgroup of its own, each process against all
+    sandboxes: these get the weight of one process for every CPU, or on each they would have a
+    fraction of it. On v2 it is in a cgroup beside theirs: there it has the most there is.
+    """
+    if "cpu" in node.v1:
+        count = len(os.sched_getaffinity(0))
+        shares = min(CPU_SHARES_MAX, CPU_SHARES_DEFAULT * count)
+        cgroup.write(node.v1["cpu"] / "cpu.shares", shares)
+    if "cpu" in node.v2_controllers and node.v2 is not None:
+        LimitsV2().set_cpu_weight(node.v2 / NODE, CPU_WEIGHT_MAX)
 
 
 def _open_cpuset(path: Path) -> None:

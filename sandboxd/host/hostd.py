@@ -42,7 +42,7 @@ from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.linux import cgroup, namespaces
-from sandboxd.linux.process import raise_limit
+from sandboxd.linux.process import raise_limit, raise_priority
 from sandboxd.log_lines import VARIABLE
 from sandboxd.model import KernelCaps, MountRoot
 
@@ -148,6 +148,8 @@ class Node:
         zygote = next(fd for fd, (name, _) in self._pidfds.items() if name == "zygote")
         protocol.send(ours, {"go": "zygote"}, (zygote,))
         self._expect("ready")
+        # By now its workers are there, which do not need it.
+        raise_priority(self._launcher_pid)
         ours.settimeout(None)
         self._silence = Silence(self._settings.hang_s)
 

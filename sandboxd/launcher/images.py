@@ -27,6 +27,7 @@ from sandboxd.launcher.image_server import ServerProgram
 from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop, Promise, Task
 from sandboxd.launcher.worker import Reply
+from sandboxd.linux.process import ordinary_priority
 
 MOUNT_TIMEOUT_S: Final = 15.0
 CHECK_EVERY_S: Final = 5.0
@@ -137,6 +138,8 @@ class Images:
             # descriptors of a dying process (6.18: highest first), one of them ends before it.
             copies = (fds[1], sif_fd, fuse_fd, fds[2])
             image.pid = image_server.spawn(self._server, copies, offset_bytes)
+            # What it does is a sandbox's wish: not before the others'.
+            ordinary_priority(image.pid)
         finally:
             for fd in fds:
                 os.close(fd)

@@ -29,6 +29,9 @@ CPU_WEIGHT_DEFAULT: Final = 100
 CPU_SHARES_DEFAULT: Final = 1024
 """Its like on v1: ``NICE_0_LOAD`` of kernel/sched."""
 
+CPU_SHARES_MAX: Final = 262_144
+"""``MAX_SHARES`` of kernel/sched."""
+
 IO_NONE: Final = (0, 0, 0, 0)
 
 SOCKETS_MIN_BYTES: Final = 4 << 20

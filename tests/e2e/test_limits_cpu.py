@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.at_once import client_of, in_background
 from tests.e2e.command_line import CommandLine
-from tests.e2e.host_processes import new_marker, pids_with
+from tests.e2e.host_processes import family_with, new_marker, pids_with
 from tests.e2e.refusals import refusal
 from tests.e2e.test_limits import cgroup_files
 from tests.framework.daemon import Daemon, running_daemon
@@ -80,6 +80,27 @@ def test_the_kernels_own_files_say_the_weight(daemon: Daemon):
             (pid,) = pids_with(marker)
             held = cgroup_files(pid, "cpu", {"v1": "cpu.shares", "v2": "cpu.weight"})
             assert held in ({"v1": str(shares)}, {"v2": str(weight)})
+
+
+def test_what_serves_comes_before_what_is_served(daemon: Daemon, sandbox: str):
+    marker = new_marker()
+    daemon.exec(sandbox, f"sleep {marker} & true")
+    (pid,) = pids_with(marker)
+    family = daemon.refresh_family()
+    ordinary = max(0, os.getpriority(os.PRIO_PROCESS, 0))
+
+    def nice(words: str) -> set[int]:
+        found = family_with(family, words)
+        assert found, words
+        return {os.getpriority(os.PRIO_PROCESS, pid) for pid in found}
+
+    for words in (marker, "squashfuse", "init zygote", "sandboxd.views"):
+        assert nice(words) == {ordinary}, words
+    assert os.getpriority(os.PRIO_PROCESS, daemon.api_pid) < ordinary
+    assert min(nice("sandboxd.launcher")) < ordinary
+    # And the sandboxes together have a whole process's weight on every CPU.
+    held = cgroup_files(pid, "cpu", {"v1": "../cpu.shares", "v2": "../node/cpu.weight"})
+    assert held in ({"v1": str(1024 * len(CPUS))}, {"v2": "10000"})
 
 
 def used_s(daemon: Daemon, sandbox: str) -> float:
