@@ -95,6 +95,14 @@ class Felt:
     def ratio(self) -> float:
         return percentile(self.beside, 0.99) / percentile(self.quiet, 0.99)
 
+    def cells(self) -> list[str]:
+        """For a table: how many lives, p50 and p99 of each in ms, and the ratio of the latter."""
+        parts = (self.quiet, self.beside)
+        figures = [
+            f"{len(taken)}: {percentile(taken, 0.5)} {percentile(taken, 0.99)}" for taken in parts
+        ]
+        return [*figures, f"{self.ratio:.2f}"]
+
     def __str__(self) -> str:
         def row(name: str, taken: Sequence[float]) -> str:
             middle, late = percentile(taken, 0.5), percentile(taken, 0.99)
@@ -159,18 +167,20 @@ def _said(answer: httpx.Response) -> str:
 
 
 def beside(
-    daemon: Daemon, sandbox: str, kind: Kind, seconds: float, quiet_s: float
+    daemon: Daemon, sandbox: str, kind: Kind, *, seconds: float, quiet_s: float, stints: int = 1
 ) -> tuple[Felt, str]:
-    """A neighbour beside the hostile sandbox, and alone for `quiet_s`, half of that before and
-    half after; and what the hostile one said."""
-    felt = Felt()
+    """A neighbour beside the hostile sandbox, and alone for `quiet_s`; and what the hostile one
+    said. Both in parts that take turns, the last one quiet, so that what else the machine does is
+    in both alike."""
+    felt, said = Felt(), ""
     with client_of(daemon) as client:
         lives(client, min(1.0, quiet_s))
-        felt.quiet = lives(client, quiet_s / 2)
-        with in_background(lambda: rage(daemon, sandbox, kind, seconds)) as raging:
-            while not raging.done():
-                felt.beside.append(one_life(client))
-        said = raging.result()
-        felt.quiet += lives(client, quiet_s / 2)
+        for _ in range(stints):
+            felt.quiet += lives(client, quiet_s / (stints + 1))
+            with in_background(lambda: rage(daemon, sandbox, kind, seconds / stints)) as raging:
+                while not raging.done():
+                    felt.beside.append(one_life(client))
+            said += raging.result()
+        felt.quiet += lives(client, quiet_s / (stints + 1))
     assert any(word in said for word in kind.proof), said[-2000:]
     return felt, said
