@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--sweep-s", type=float, default=60.0, help="how often to look for losses")
     parser.add_argument("--hang-s", type=float, default=30.0, help="silence that is an end")
     parser.add_argument("--oom-score-adjust", type=int, default=0, help="of the node's own parts")
+    parser.add_argument("--images-dir", default="", help="where files for the kernel must lie")
     parser.add_argument("--image-backend", default="fuse", choices=("fuse", "kernel"))
     parser.add_argument("--writable-layer", default="auto", choices=("auto", "tmpfs", "ext4"))
     parser.add_argument("--layers-dir", required=True, help="for writable layers on disk")
@@ -95,6 +96,7 @@ def main() -> int:
             ids=ids,
             runtime_dir=args.runtime_dir,
             cgroup_name=args.cgroup_name,
+            images_dir=args.images_dir,
             image_backend=args.image_backend,
             squashfuse=args.squashfuse or _squashfuse(features, findings),
             proc_views=not args.no_proc_views,

@@ -29,6 +29,7 @@ def hostd_command(config: Config) -> list[str]:
         *("--squashfuse", config.squashfuse),
         *(() if config.proc_views else ("--no-proc-views",)),
         *("--max-sandboxes", str(config.max_sandboxes)),
+        *("--images-dir", config.images_dir),
         *("--image-backend", config.image_backend),
         *("--writable-layer", config.writable_layer),
         *("--layers-dir", config.state_dir),

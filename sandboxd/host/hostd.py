@@ -88,6 +88,7 @@ class NodeSettings:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     mount_roots: tuple[MountRoot, ...] = ()
     kernel_caps: KernelCaps = field(default_factory=KernelCaps)
+    images_dir: str = ""
     image_backend: str = "fuse"
     """``fuse``, or ``kernel``: who serves images."""
 
@@ -108,7 +109,7 @@ class Node:
         self._view_server: tuple[int, int] | None = None
         """Its pid and pidfd. The launcher watches it: without it the node still serves."""
         self._openers = Openers(settings.mount_roots)
-        self._images = KernelImages()
+        self._images = KernelImages(settings.images_dir)
         self._network = HostNetwork(settings.network, settings.ids, settings.cgroup_name)
 
     def start(self) -> None:

@@ -3,8 +3,9 @@
 The kernel trusts a file system's bytes, which squashfuse, without any right, need not: so they must
 be known bytes, and stay them. A file is taken whose SHA-256 is the digest that the store has it by,
 that root owns, that nobody else may write to, that nobody has open for writing (a lease would not
-be given), and that lies on a file system of this machine. What was looked at once is known by its
-inode and its times of change.
+be given), that lies on a file system of this machine, and there below the images' directory: a
+daemon or a launcher that was taken over cannot name another file of root's. What was looked at once
+is known by its inode and its times of change.
 
 A digest takes a second for a gigabyte, and a disk may never answer: a child does each, and answers
 the launcher itself over hostd's socket, where a message is whole whoever sends it.
@@ -39,7 +40,8 @@ Identity = tuple[int, ...]
 class KernelImages:
     """The children that mount images, and which files were found to be what they should be."""
 
-    def __init__(self) -> None:
+    def __init__(self, images_dir: str) -> None:
+        self._images_dir = images_dir
         self._children: dict[int, tuple[int, Identity, str]] = {}
         self._known: dict[Identity, str] = {}
 
@@ -69,7 +71,7 @@ class KernelImages:
         try:
             fds: tuple[int, ...] = ()
             try:
-                check_file(file_fd)
+                check_file(file_fd, self._images_dir)
                 if not known:
                     check_digest(file_fd, digest)
                 verified = True
@@ -111,11 +113,15 @@ class KernelImages:
                 del self._children[pidfd]
 
 
-def check_file(fd: int) -> None:
-    """Whether only root can change a file. Raises OSError, NOT_TRUSTED with the reason."""
+def check_file(fd: int, images_dir: str) -> None:
+    """Whether a file lies below ``images_dir`` and only root can change it. Raises OSError,
+    NOT_TRUSTED with the reason."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(NOT_TRUSTED, "it is not a regular file")
+    # Where it was opened; what links lead to elsewhere lies elsewhere.
+    if not os.readlink(f"/proc/self/fd/{fd}").startswith(os.path.realpath(images_dir) + "/"):
+        raise OSError(NOT_TRUSTED, "it does not lie in the images' directory")
     if status.st_uid != 0:
         raise OSError(NOT_TRUSTED, f"it is owned by uid {status.st_uid}, not by root")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -133,15 +133,13 @@ class Copies:
 
     async def _copy(self, image: CheckedImage) -> None:
         source = await asyncio.to_thread(self._open_source, image)
-        try:
-            size_bytes = os.fstat(source).st_size
-            if not self._make_room(size_bytes):
-                self._uses.pop(image.digest, None)  # it may try again when it is as hot again
-                return
-            path = self._dir / f"{image.digest}{SUFFIX}"
-            await asyncio.to_thread(publish_file, source, size_bytes, image.digest, path)
-        finally:
+        size_bytes = os.fstat(source).st_size
+        if not self._make_room(size_bytes):
             os.close(source)
+            self._uses.pop(image.digest, None)  # it may try again when it is as hot again
+            return
+        path = self._dir / f"{image.digest}{SUFFIX}"
+        await asyncio.to_thread(_publish, source, size_bytes, image.digest, path)
         status = path.stat()
         self._copies[image.digest] = Copy(str(path), file_key(status), size_bytes, time.time())
         self._uses.pop(image.digest, None)
@@ -191,3 +189,11 @@ class Copies:
         if self._working is not None:
             self._working.cancel()
             await asyncio.gather(self._working, return_exceptions=True)
+
+
+def _publish(source: int, size_bytes: int, digest: str, path: Path) -> None:
+    """Takes ``source`` over: whoever asked for it may have given up meanwhile."""
+    try:
+        publish_file(source, size_bytes, digest, path)
+    finally:
+        os.close(source)

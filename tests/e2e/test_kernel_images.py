@@ -178,6 +178,15 @@ def test_a_file_that_is_changed_under_its_sandboxes_ends_them_by_name(kernel: Da
     wait_for(lambda: loops_of(kernel) == [], "the watch to have found all three")
     for path, data in whole.items():
         path.write_bytes(data)
+
+    def is_taken() -> bool:
+        # What was looked at is taken at its word for a moment longer; that is named, too.
+        answer = kernel.http.post("/v1/images", json={"image": "task/e0t0:1"})
+        if answer.status_code != 200:
+            refusal(answer, 503, "image-unavailable", "node", retryable=True)
+        return answer.status_code == 200
+
+    wait_for(is_taken, "the mended files to be seen", 10)
     with kernel.sandbox("task/e0t0:1") as again:
         assert kernel.exec(again, ["cat", "/work/task"])["stdout"] == "e0t0"
 

@@ -116,10 +116,10 @@ def test_what_is_no_file_system_is_refused_and_leaves_no_device(image: Path, off
             continue  # just detached: somebody else's
 
 
-def refusal(path: Path, mode: int = os.O_RDONLY) -> str | None:
+def refusal(path: Path, mode: int = os.O_RDONLY, images_dir: Path | None = None) -> str | None:
     fd = os.open(path, mode)
     try:
-        check_file(fd)
+        check_file(fd, str(images_dir or path.parent))
     except OSError as error:
         return error.strerror if error.errno == NOT_TRUSTED else None
     else:
@@ -151,6 +151,21 @@ def test_a_file_that_only_root_can_change_is_taken_and_no_other(image: Path) -> 
 def test_no_directory_and_no_file_of_a_file_system_that_others_may_change(tmp_path: Path) -> None:
     assert "regular" in str(refusal(tmp_path))
     assert "file system" in str(refusal(Path("/proc/sys/kernel/ostype")))
+
+
+def test_no_file_of_roots_that_lies_elsewhere(image: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "link").symlink_to(image)
+    beside = tmp_path / "store-of-another"
+    beside.mkdir()
+    (beside / "image").write_bytes(image.read_bytes())
+    for path in (image, store / "link", beside / "image"):
+        assert "directory" in str(refusal(path, images_dir=store))
+    os.link(image, store / "image")
+    assert refusal(store / "image", images_dir=store) is None
+    (tmp_path / "alias").symlink_to(store)
+    assert refusal(tmp_path / "alias/image", images_dir=tmp_path / "alias") is None
 
 
 def test_the_digest_is_that_of_all_bytes(image: Path) -> None:
