@@ -113,7 +113,10 @@ def watch(pid: int, pipe: int) -> int:
     silence: Silence | None = None
     while True:
         timeout_s = None if silence is None else silence.left_s
-        if select.select([pipe], [], [], timeout_s)[0]:
+        ready, _, _ = select.select([pipe, pidfd], [], [], timeout_s)
+        if pidfd in ready:
+            return 0  # a child of its may still hold the pipe
+        if ready:
             words = os.read(pipe, 4096).split()
             if not words:
                 return 0

@@ -562,6 +562,7 @@ def _run_once(
     node short of memory) is tried again, as daemons and clients wait for it.
     """
     settings = node.settings
+    guard.heard_by(BUSY_S)
     try:
         try:
             node.start()

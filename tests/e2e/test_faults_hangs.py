@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -121,6 +122,24 @@ def test_a_guard_that_was_killed_is_replaced(start_daemon: StartDaemon):
     assert wait_end(daemon.process) != 0
     with started_again(daemon):
         pass  # which takes the rest away
+
+
+def test_a_node_that_was_suspended_as_a_whole_goes_on(start_daemon: StartDaemon):
+    """As by `scontrol suspend`, for longer than any of it may hang: nobody was heard of, as nobody
+    was there to listen."""
+    daemon = start_daemon(environment=QUICK)
+    with daemon.sandbox("busybox") as sandbox:
+        before = connections(daemon)
+        family = daemon.refresh_family()
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in family:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            # Of the suspension, and then of what whoever watches makes of it.
+            threading.Event().wait(2 * float(QUICK["SANDBOXD_HANG_S"]))
+        assert daemon.exec(sandbox, ["echo", "alive"])["stdout"] == "alive\n"
+        assert connections(daemon) == before
+    assert "killed" not in daemon.log_file.read_text()
 
 
 PARTS = (
