@@ -7,9 +7,9 @@ times are seconds where it ends in ``_s``.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 
 class SandboxState(StrEnum):
@@ -33,8 +33,19 @@ class Enforcement(StrEnum):
     NONE = "none"
 
 
+class Record:
+    """A dataclass with slots, as a dict."""
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields, as they are. ``dataclasses.asdict`` copies deeply, and takes fifty times as
+        long: longer than to parse the request that asks for a sandbox."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Record):
     """What one sandbox may use.
 
     The memory cgroup holds ``memory_mb + disk_mb`` plus a reserve, because pages of the writable
@@ -105,7 +116,7 @@ class NetworkMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkSpec:
+class NetworkSpec(Record):
     """The network of a sandbox; ``sandboxd.network.policy`` says what an entry is."""
 
     mode: NetworkMode = NetworkMode.NONE
@@ -132,7 +143,7 @@ class ImageConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyFrom:
+class CopyFrom(Record):
     """What a sandbox is made with of another's files. ``paths`` are absolute and normal."""
 
     sandbox: str
@@ -140,7 +151,7 @@ class CopyFrom:
 
 
 @dataclass(frozen=True, slots=True)
-class SeccompChoice:
+class SeccompChoice(Record):
     """A profile on top of the one that all sandboxes have. ``name`` is "" for one that came with
     the request; ``digest`` is of its content."""
 
@@ -153,7 +164,7 @@ MOUNTS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class MountSpec:
+class MountSpec(Record):
     """Files of the host in a sandbox. Both paths are absolute and normal."""
 
     source: str
@@ -191,7 +202,7 @@ def parse_mount_roots(text: str) -> tuple[MountRoot, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxSpec:
+class SandboxSpec(Record):
     """What the caller asked for, defaults filled in.
 
     ``env`` comes on top of the image's. ``user`` and ``workdir`` are None where the image's count.
@@ -218,7 +229,14 @@ class SandboxSpec:
     """None: those that the sandbox of ``snapshot`` had, if any."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {
+            **self.as_dict(),
+            "limits": self.limits.as_dict(),
+            "copy_from": self.copy_from and self.copy_from.as_dict(),
+            "seccomp": self.seccomp and self.seccomp.as_dict(),
+            "network": self.network.as_dict(),
+            "mounts": None if self.mounts is None else [one.as_dict() for one in self.mounts],
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SandboxSpec:

@@ -7,7 +7,6 @@ through validation again would cost more than the command that made it.
 from __future__ import annotations
 
 import binascii
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,14 +42,14 @@ def sandbox_answer(view: SandboxView, *, node: str, enforcement: dict[str, Any])
         "state": view.state,
         "image": view.spec.image,
         "snapshot": view.spec.snapshot,
-        "copy_from": asdict(view.spec.copy_from) if view.spec.copy_from else None,
-        "seccomp": asdict(view.spec.seccomp) if view.spec.seccomp else None,
+        "copy_from": view.spec.copy_from and view.spec.copy_from.as_dict(),
+        "seccomp": view.spec.seccomp and view.spec.seccomp.as_dict(),
         "image_key": view.image_key,
         "run": view.spec.run,
         "name": view.spec.name,
         "labels": view.spec.labels,
         "node": node,
-        "limits": asdict(view.limits),
+        "limits": view.limits.as_dict(),
         "enforcement": enforcement,
         "user": view.user,
         "workdir": view.workdir,

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sandboxd.errors import ImageUnavailable, RequestError, SandboxdError, SandboxNotFound
@@ -181,7 +181,7 @@ class Creation:
                 sandbox=sandbox.id,
                 images=sandbox.mount.keys,
                 snapshot=spec.snapshot,
-                limits=asdict(spec.limits),
+                limits=spec.limits.as_dict(),
                 hostname=spec.hostname,
                 network=network_request(sandbox.id, spec, runtime.config),
                 mounts=mounts_request(spec),

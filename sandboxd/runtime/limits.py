@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, Final
 
 from sandboxd.cpu_list import cpu_list, parse_cpu_list
@@ -24,8 +24,8 @@ _HINTS: Final = {
 
 def check_maximum(limits: Limits, most: Limits) -> None:
     """Raises RequestError, and CpusetUnavailable, naming what is above the configured maximum."""
-    maximum = asdict(most)
-    for name, value in asdict(limits).items():
+    maximum = most.as_dict()
+    for name, value in limits.as_dict().items():
         top = maximum[name]
         if name == "cpuset":
             _check_cpus(value, parse_cpu_list(top) if top else ())

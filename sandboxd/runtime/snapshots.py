@@ -65,7 +65,7 @@ class SnapshotRecord:
             "image_config": asdict(self.image_config),
             "created_at": self.created_at,
             "expires_at": self.expires_at,
-            "mounts": [asdict(one) for one in self.mounts],
+            "mounts": [one.as_dict() for one in self.mounts],
         }
 
 
