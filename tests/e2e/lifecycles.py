@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from sandboxd.linux import cgroup
 from tests.e2e.at_once import at_once, client_of
 from tests.e2e.host_processes import family_with
+from tests.framework import times
 from tests.framework.daemon import Daemon
 
 SMALL = {"memory_mb": 32, "disk_mb": 8, "pids": 16, "cpus": 1}
@@ -38,7 +40,25 @@ class Figures:
     slab_kb: int
 
 
-def measure(daemon: Daemon) -> Figures:
+COUNTED = ("fds", "processes", "mounts", "cgroups")
+SETTLE_S = times.scaled(10.0)
+
+
+def measure(daemon: Daemon, before: Figures | None = None) -> Figures:
+    """Now; or soon, once nothing is more than `before`. A connection that the last client has just
+    closed is a descriptor of the daemon's for a moment; what leaked is there for ever."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        found = _measure(daemon)
+        more = before is not None and any(
+            getattr(found, name) > getattr(before, name) for name in COUNTED
+        )
+        if not more or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _measure(daemon: Daemon) -> Figures:
     daemon.settle()
     family = sorted(daemon.refresh_family())
     [hostd] = family_with(set(family), "sandboxd.host")[:1]
@@ -80,7 +100,7 @@ def grown(found: Sequence[Figures]) -> list[str]:
     """What must be the same to the last one whenever as many slots are primed, and is not."""
     return [
         f"{name} with {primed} primed: {values}"
-        for name in ("fds", "processes", "mounts", "cgroups")
+        for name in COUNTED
         for primed in sorted({one.primed for one in found})
         if len(set(values := [getattr(one, name) for one in found if one.primed == primed])) > 1
     ]
