@@ -103,17 +103,24 @@ class ImageMounts:
         image = self.store.remembered(name)
         return image is not None and self.copies.has(image)
 
-    async def acquire(self, name: str) -> tuple[CheckedImage, Share]:
+    async def acquire(
+        self, name: str, keys: Sequence[str] | None = None
+    ) -> tuple[CheckedImage, Share]:
         """The image and a share of its mounts, to be given back with ``release``.
+
+        ``keys``: which files exactly, for what stands on them already.
 
         Raises ImageNotFound, ImageInvalid, ImageUnavailable, NodeUnavailable.
         """
         image = await self.store.check(name)
-        if not image.below:
-            return image, Share((await self._acquire(image),))
         parts = (*image.below, image)
+        wanted: Sequence[str | None] = [None] * len(parts) if keys is None else keys
+        if len(wanted) != len(parts):
+            raise _another_file(name)
+        if len(parts) == 1:
+            return image, Share((await self._acquire(image, wanted[0]),))
         # At once: each may have to be mounted, and none needs another for that.
-        given = await asyncio.gather(*map(self._acquire, parts), return_exceptions=True)
+        given = await asyncio.gather(*map(self._acquire, parts, wanted), return_exceptions=True)
         mounts = [one for one in given if isinstance(one, Mount)]
         failure = next((one for one in given if isinstance(one, BaseException)), None)
         if failure is not None:
@@ -121,8 +128,10 @@ class ImageMounts:
             raise failure
         return image, Share(tuple(mounts))
 
-    async def _acquire(self, original: CheckedImage) -> Mount:
-        image = self.copies.nearest(original)
+    async def _acquire(self, original: CheckedImage, key: str | None = None) -> Mount:
+        image = original if key == original.key else self.copies.nearest(original)
+        if key not in (None, image.key):
+            raise _another_file(original.name)
         while True:
             mount = self._mounts.get(image.key)
             if mount is None:
@@ -304,6 +313,10 @@ class ImageMounts:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.copies.close()
         await self._leases.close()
+
+
+def _another_file(name: str) -> ImageUnavailable:
+    return ImageUnavailable(f"image {name!r} is another file by now")
 
 
 def _read_ahead(fd: int) -> None:

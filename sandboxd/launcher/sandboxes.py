@@ -359,6 +359,7 @@ class Sandboxes:
         old_slot.kill()
         sandbox.root = sandbox.attachment = None
         try:
+            self._use(sandbox, stack.images)
             phases = yield from self.give_root(sandbox, stack)
             began = time.perf_counter()
             yield from self._loop.wait(old_slot.dead, DEATH_TIMEOUT_S, "the death of PID 1")
@@ -409,6 +410,16 @@ class Sandboxes:
         self._roots.drop_overlay(old)
         self._layers.share(stack.layers)
         return stack
+
+    def _use(self, sandbox: Sandbox, images: tuple[str, ...]) -> None:
+        """Have a sandbox be a user of these images and no others. Raises ImageUnavailable."""
+        mounted = [self._images.mounted(key) for key in images]
+        for key in sandbox.images:
+            if key in self._images.by_key:
+                self._images.by_key[key].sandboxes.discard(sandbox.id)
+        for image in mounted:
+            image.sandboxes.add(sandbox.id)
+        sandbox.images = images
 
     def _failed(self, sandbox: Sandbox, reason: str) -> None:
         """It is neither what it was nor what it should become."""

@@ -213,6 +213,9 @@ async def reset(
         except SandboxdError as error:
             sandbox.fail(error)
             raise
+        if share is not None:
+            # It stands on these now.
+            sandbox.mount, share = share, sandbox.mount
         runtime.connect(sandbox, answer)
     finally:
         if share is not None:
@@ -224,7 +227,8 @@ async def reset(
 
 async def acquire(runtime: Runtime, snapshot: SnapshotRecord) -> Share:
     """A share of the mounts that a snapshot stands on. Raises ImageUnavailable."""
-    image, share = await runtime.images.acquire(snapshot.image)
+    keys = None if snapshot.share is None else snapshot.share.keys
+    image, share = await runtime.images.acquire(snapshot.image, keys)
     if image.key != snapshot.image_key:
         runtime.images.release(share)
         raise ImageUnavailable(f"image {snapshot.image!r} is another file since the snapshot")

@@ -81,3 +81,28 @@ def test_a_copy_that_is_lost_is_made_again_and_nobody_fails(daemon: Daemon):
         with daemon.sandbox(NAME):
             pass
     wait_for(lambda: is_local(daemon), "copies of all three parts again")
+
+
+def test_a_snapshot_from_before_the_copy_can_be_forked_and_rolled_back_to(daemon: Daemon):
+    with daemon.sandbox(NAME) as old:
+        daemon.exec(old, "echo written > /work/written", user="0")
+        taken = daemon.http.post(f"/v1/sandboxes/{old}/snapshots", json={})
+        assert taken.status_code == 201, taken.text
+        snapshot = taken.json()["id"]
+        for _ in range(2):
+            with daemon.sandbox(NAME):
+                pass
+        wait_for(lambda: is_local(daemon), "copies of all three parts")
+        with daemon.sandbox(NAME) as new:
+            made = daemon.http.post("/v1/sandboxes", json={"snapshot": snapshot})
+            assert made.status_code == 201, made.text
+            fork = made.json()["id"]
+            back = daemon.http.post(f"/v1/sandboxes/{new}/rollback", json={"snapshot": snapshot})
+            assert back.status_code == 200, back.text
+            for sandbox in (fork, new):
+                assert daemon.exec(sandbox, ["cat", "/work/written"])["stdout"] == "written\n"
+                assert look(daemon, sandbox).startswith("e0t0")
+            daemon.delete(fork)
+        assert daemon.http.delete(f"/v1/snapshots/{snapshot}").is_success
+    rows = daemon.http.get("/v1/images").json()["images"]
+    assert {row["users"] for row in rows} == {0}
