@@ -91,9 +91,12 @@ _IMPORTED_WHOLE: Final = (
 )
 """Packages that import parts of themselves when those are first used."""
 _LATE_IMPORTS: Final = ("email.message", "h11", "httptools", "multiprocessing", "uvloop")
-# Plug-ins for other tools, the former version, and what only starts a program.
+# Plug-ins for other tools and other event loops, the former version, what only starts a program.
 _NOT_IMPORTED: Final = frozenset(
-    {"__main__", "cli", "mypy", "supervisors", "testclient", "v1", "workers", "wsgi"}
+    {
+        *("__main__", "cli", "mypy", "supervisors", "testclient", "v1", "workers", "wsgi"),
+        *("_trio", "aiohttp", "django", "pytest_plugin", "router", "trio", "twisted"),
+    }
 )
 
 
