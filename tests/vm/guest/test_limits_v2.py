@@ -27,7 +27,7 @@ def test_the_kernels_own_files_hold_every_limit(daemon: Daemon) -> None:
         (pid,) = pids_with(marker)
 
         def said(name: str) -> str:
-            return cgroup_files(pid, "", {"v2": name, "v1": name})["v2"]
+            return cgroup_files(pid, "cpu", {"v2": name, "v1": name})["v2"]
 
         assert said("cpu.weight") == "400"
         assert said("cpuset.cpus") == str(last)
