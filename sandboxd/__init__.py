@@ -9,7 +9,8 @@ The layers, from the outside in; each imports only from those below it
 ``runtime``    the daemon's subject: the table of sandboxes, exec, files; asyncio lives here
 ``images``     the node's image store: SIF files checked, what is mounted (only user of sif_tools)
 ``launcher``   owner of the node namespaces and of every sandbox: slots, cgroups, mounts; its client
-``host``       hostd, the few verbs that need the host's root; starts and watches the launcher
+``host``       hostd, the few verbs that need the host's root, or do without it for an ordinary
+               user; starts and watches the launcher
 ``views``      the server of /proc/meminfo and its like, a process of its own (pyfuse3, trio)
 ``network``    policy of a sandbox's network; router and resolver, the processes that keep it
 ``rootfs``     what a sandbox's root is made of: overlay, writable layer, node skeleton

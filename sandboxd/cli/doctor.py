@@ -20,7 +20,8 @@ from sandboxd.errors import ConfigError
 from sandboxd.host.network import NetworkSettings, refusal
 from sandboxd.host.rootless import NO_NETWORK
 from sandboxd.linux import cgroup_usage, features
-from sandboxd.linux.features import Features, Probe, Status
+from sandboxd.linux.features import Features
+from sandboxd.linux.findings import Probe, Status, probe_to_json
 from sandboxd.network import uplink
 
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
@@ -42,7 +43,7 @@ def report(found: Features, probes: list[Probe]) -> dict[str, object]:
     return {
         "ok": all(probe.status != Status.FAIL for probe in probes),
         "features": found.to_json(),
-        "probes": [features.probe_to_json(probe) for probe in probes],
+        "probes": [probe_to_json(probe) for probe in probes],
     }
 
 

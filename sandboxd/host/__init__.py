@@ -5,5 +5,6 @@ them the few things that need the host's root and happen outside the node namesp
 - making the cgroups below which the launcher then does everything itself, as their owner;
 - opening ``/dev/fuse`` inside the node's user namespace, once an image.
 
-It reads no byte that comes from a sandbox or an image.
+It reads no byte that comes from a sandbox or an image. Started by an ordinary user it makes do with
+what he may (``rootless.py``).
 """

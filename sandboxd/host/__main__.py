@@ -24,7 +24,8 @@ from sandboxd.host.ids import find_ids
 from sandboxd.host.network import NetworkSettings, refusal
 from sandboxd.host.rootless import NO_NETWORK, Rootless, RootlessNode, check_oom_score
 from sandboxd.host.rootless import node_ids as rootless_ids
-from sandboxd.linux.features import Features, Probe, Status, probe
+from sandboxd.linux.features import Features, probe
+from sandboxd.linux.findings import Probe, Status
 from sandboxd.linux.process import lower_oom_score
 from sandboxd.log_lines import VARIABLE, common_fields, fold_stderr
 from sandboxd.model import KernelCaps, parse_mount_roots

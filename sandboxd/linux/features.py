@@ -17,15 +17,15 @@ import os
 import pwd
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandboxd.linux import cgroup, id_ranges, procfs, programs, settings, user_ids
+from sandboxd.linux import cgroup, features_user, id_ranges, procfs, programs, settings
 from sandboxd.linux.cgroup import CgroupLayout
 from sandboxd.linux.child import ChildError
+from sandboxd.linux.findings import Findings, Probe, Status, reason_of
 from sandboxd.linux.id_ranges import IdRange
 from sandboxd.linux.probes import cgroups, mounts, processes
 from sandboxd.linux.user_ids import UserIds
@@ -44,22 +44,6 @@ _CRIU_TIMEOUT_S: Final = 5.0
 
 _SPARE_IDS: Final = IdRange(2_000_000_000, ACCOUNT_IDS)
 """To probe with where the account has none: nobody owns files there."""
-
-
-class Status(StrEnum):
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One finding. ``remedy`` is what the operator does about it; empty when it is ok."""
-
-    name: str
-    status: Status
-    detail: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,44 +100,6 @@ class Features:
 _NOT_TOLD: Final = ("cgroup", "user_ids")
 
 
-def probe_to_json(probe: Probe) -> dict[str, str]:
-    return asdict(probe)
-
-
-class _Findings:
-    """Collects the probes as they are tried."""
-
-    def __init__(self) -> None:
-        self.probes: list[Probe] = []
-
-    def add(self, name: str, status: Status, detail: str, remedy: str = "") -> None:
-        self.probes.append(Probe(name, status, detail, remedy if status != Status.OK else ""))
-
-    def attempt(
-        self,
-        name: str,
-        action: Callable[[], None],
-        detail: str,
-        remedy: str,
-        otherwise: Status = Status.FAIL,
-    ) -> bool:
-        """Do it; ``otherwise`` is what it means if it does not work."""
-        try:
-            action()
-        except (OSError, ChildError) as error:
-            self.add(name, otherwise, _reason(error), remedy)
-            return False
-        self.add(name, Status.OK, detail)
-        return True
-
-
-def _reason(error: OSError | ChildError) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}"
-    return str(error)
-
-
 def probe(
     account: str = "sandboxd",
     ids: IdRange | None = None,
@@ -172,7 +118,7 @@ def probe(
     ``writable_layer``: the one that must serve, ``auto`` for the best. ``layers_dir``: where those
     writable layers may lie that are on disk. ``image_backend``: the one that must serve.
     """
-    found = _Findings()
+    found = Findings()
     user: UserIds | None = None
     map_ids: mounts.MapIds | None
     if os.geteuid() == 0:
@@ -181,7 +127,7 @@ def probe(
         count, map_ids = _user_namespaces(found, ids)
     else:
         base = 0
-        user = _user(found)
+        user = features_user.find_ids(found)
         count, map_ids = (0, None) if user is None else (user.node_ids, user.map)
     layout = cgroup.layout()
     features = Features(
@@ -211,18 +157,20 @@ def probe(
             "Linux 5.14 or newer, and let this process write to it",
         ),
         cgroup=layout,
-        limits=_limits(found, layout) if os.geteuid() == 0 else _watchdog(found),
+        limits=_limits(found, layout) if os.geteuid() == 0 else features_user.watchdog(found),
         user_ids=user,
         fuse_request_timeout=_fuse_request_timeout(found),
         programs=_programs(found),
         kernel_images=_kernel_images(found, map_ids if count else None, image_backend),
         checkpoint=_checkpoint(found),
     )
+    if user is not None:
+        features_user.core_dumps(found)
     _settings(found, sandboxes)
     return features, found.probes
 
 
-def _account(found: _Findings, account: str, ids: IdRange | None) -> IdRange:
+def _account(found: Findings, account: str, ids: IdRange | None) -> IdRange:
     try:
         pwd.getpwnam(account)
     except KeyError:
@@ -261,7 +209,7 @@ def _account(found: _Findings, account: str, ids: IdRange | None) -> IdRange:
     return uids
 
 
-def _user_namespaces(found: _Findings, ids: IdRange) -> tuple[int, mounts.MapIds]:
+def _user_namespaces(found: Findings, ids: IdRange) -> tuple[int, mounts.MapIds]:
     """How many ids work, and how to map them for the probes that follow."""
     wanted = IdRange(ids.first, NODE_IDS)
 
@@ -276,7 +224,7 @@ def _user_namespaces(found: _Findings, ids: IdRange) -> tuple[int, mounts.MapIds
     try:
         mounts.user_namespaces(map_range, SANDBOX_IDS)
     except (OSError, ChildError) as error:
-        reason = _reason(error)
+        reason = reason_of(error)
     else:
         found.add(name, Status.OK, f"nested, {NODE_IDS} ids")
         return NODE_IDS, map_range
@@ -294,38 +242,6 @@ def _user_namespaces(found: _Findings, ids: IdRange) -> tuple[int, mounts.MapIds
     return 1, id_ranges.map_self_only
 
 
-_FOR_A_RANGE: Final = (
-    "apt-get install uidmap; usermod --add-subuids FIRST-LAST --add-subgids FIRST-LAST with "
-    f"{user_ids.WHOLE} ids that nobody has. Without: commands run as root of the sandbox only, and "
-    "files of other owners cannot be changed"
-)
-
-
-def _user(found: _Findings) -> UserIds | None:
-    """The ids of an ordinary user: his range where that works, else the one he is."""
-    ids = user_ids.find()
-    name = "user namespaces"
-    if not ids.single:
-        try:
-            mounts.user_namespaces(ids.map, ids.sandbox_ids)
-        except (OSError, ChildError) as error:
-            ids = user_ids.single(_reason(error))
-    if ids.single:
-        found.add("id range", Status.WARN, f"one id only: {ids.why}", _FOR_A_RANGE)
-        remedy = (
-            "sysctl -w user.max_user_namespaces=100000; "
-            "sysctl -w kernel.unprivileged_userns_clone=1 where that exists"
-        )
-        works = found.attempt(
-            name, lambda: mounts.user_namespaces(ids.map, 1), "nested, one id", remedy
-        )
-        return ids if works else None
-    first = ids.uids[0][1]
-    found.add("id range", Status.OK, f"{ids.node_ids} from {first} of {user_ids.account_name()}")
-    found.add(name, Status.OK, f"nested, {ids.node_ids} ids")
-    return ids
-
-
 def _overlay_on_ext4(map_ids: mounts.MapIds | None, owner: int, directory: str) -> None:
     if os.geteuid() != 0:
         raise OSError(1, "loop devices are root's")
@@ -333,21 +249,8 @@ def _overlay_on_ext4(map_ids: mounts.MapIds | None, owner: int, directory: str) 
     mounts.overlay_on_ext4(map_ids, owner, directory)
 
 
-def _watchdog(found: _Findings) -> Mapping[str, Enforcement]:
-    """An ordinary user has no cgroups."""
-    remedy = "none needed; where it is, run sandboxd as root (service mode)"
-    told = {
-        "memory": (Enforcement.WATCHDOG, "a watchdog kills what has more than it may"),
-        "pids": (Enforcement.WATCHDOG, "RLIMIT_NPROC for each user, a watchdog for all together"),
-        "cpu": (Enforcement.NONE, "held by nothing; sandboxes see as many CPUs as they may use"),
-    }
-    for name, (_, how) in told.items():
-        found.add(f"{name} limit", Status.WARN, f"no cgroups for an ordinary user: {how}", remedy)
-    return MappingProxyType({name: held for name, (held, _) in told.items()})
-
-
 def _mounts(
-    found: _Findings,
+    found: Findings,
     map_ids: mounts.MapIds | None,
     squashfuse: Path | None,
     wanted_layer: str,
@@ -397,7 +300,7 @@ def _mounts(
 
 
 def _writable_layer(
-    found: _Findings, map_ids: mounts.MapIds, wanted: str, overlay_on_ext4: Callable[[], None]
+    found: Findings, map_ids: mounts.MapIds, wanted: str, overlay_on_ext4: Callable[[], None]
 ) -> tuple[str | None, bool]:
     """Which one works, and whether it is stacked without being attached anywhere."""
     if wanted == "ext4":
@@ -414,7 +317,7 @@ def _writable_layer(
     try:
         mounts.overlay(map_ids, False)
     except (OSError, ChildError) as error:
-        why = _reason(error)
+        why = reason_of(error)
     else:
         found.add("overlay", Status.OK, f"{done}, on tmpfs")
         detached = found.attempt(
@@ -431,7 +334,7 @@ def _writable_layer(
     try:
         overlay_on_ext4()
     except (OSError, ChildError) as error:
-        reason = _reason(error)
+        reason = reason_of(error)
         found.add(
             "overlay",
             Status.FAIL,
@@ -449,14 +352,14 @@ def _writable_layer(
     return "ext4", False
 
 
-def _kernel_images(found: _Findings, map_ids: mounts.MapIds | None, image_backend: str) -> bool:
+def _kernel_images(found: Findings, map_ids: mounts.MapIds | None, image_backend: str) -> bool:
     """Only where it is asked for is it missed."""
     name, why = "images served by the kernel", "see user namespaces"
     if map_ids is not None:
         try:
             mounts.kernel_squashfs(map_ids)
         except (OSError, ChildError) as error:
-            why = _reason(error)
+            why = reason_of(error)
         else:
             found.add(name, Status.OK, "squashfs on a loop device, idmapped")
             return True
@@ -470,7 +373,7 @@ def _kernel_images(found: _Findings, map_ids: mounts.MapIds | None, image_backen
     return False
 
 
-def _limits(found: _Findings, layout: CgroupLayout) -> Mapping[str, Enforcement]:
+def _limits(found: Findings, layout: CgroupLayout) -> Mapping[str, Enforcement]:
     """A limit that does not hold is a warning, and in the node's features; never left unsaid."""
     tries: dict[str, Callable[[CgroupLayout], None]] = {
         "memory": cgroups.memory_limit,
@@ -500,7 +403,7 @@ def _limits(found: _Findings, layout: CgroupLayout) -> Mapping[str, Enforcement]
     return MappingProxyType({"memory": Enforcement.NONE, **held})
 
 
-def _fuse_request_timeout(found: _Findings) -> bool:
+def _fuse_request_timeout(found: Findings) -> bool:
     value = procfs.sysctl("fs.fuse.default_request_timeout")
     found.add(
         "fuse request timeout",
@@ -511,7 +414,7 @@ def _fuse_request_timeout(found: _Findings) -> bool:
     return value is not None
 
 
-def _checkpoint(found: _Findings) -> str:
+def _checkpoint(found: Findings) -> str:
     """Nothing restores a sandbox's processes: its PID 1 was never executed, so CRIU would have to
     make it anew, with sockets to a launcher that knows another. What is told is how far CRIU itself
     comes on this node."""
@@ -548,7 +451,7 @@ _NEEDED_FOR: Final[Mapping[str, tuple[Status, str]]] = MappingProxyType(
 )
 
 
-def _programs(found: _Findings) -> Mapping[str, str | None]:
+def _programs(found: Findings) -> Mapping[str, str | None]:
     paths: dict[str, str | None] = {}
     for name, (status, purpose) in _NEEDED_FOR.items():
         path: Path | None = programs.find_program(name)
@@ -560,7 +463,7 @@ def _programs(found: _Findings) -> Mapping[str, str | None]:
     return MappingProxyType(paths)
 
 
-def _settings(found: _Findings, sandboxes: int) -> None:
+def _settings(found: Findings, sandboxes: int) -> None:
     for need in settings.needs(sandboxes):
         value = "no limit" if need.value is None else str(need.value)
         detail = value if need.met else f"{value}, {need.needed} for {sandboxes} sandboxes: "

@@ -23,7 +23,7 @@ from sandboxd.linux import (
     programs,
 )
 from sandboxd.linux.child import ChildError
-from sandboxd.linux.features import Status
+from sandboxd.linux.findings import Status, probe_to_json
 from sandboxd.linux.id_ranges import IdRange
 from sandboxd.linux.probes import cgroups, mounts, processes
 from sandboxd.model import Enforcement
@@ -77,7 +77,7 @@ def test_features_and_probes_are_json(found):
     again = json.loads(json.dumps(result.to_json()))
     assert again["ids"] == result.ids
     assert again["limits"]["memory"] in {"enforced", "none"}
-    assert json.loads(json.dumps([features.probe_to_json(probe) for probe in probes]))
+    assert json.loads(json.dumps([probe_to_json(probe) for probe in probes]))
 
 
 def test_no_web_stack_is_imported():

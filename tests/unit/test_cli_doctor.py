@@ -13,7 +13,8 @@ from sandboxd.cli import doctor
 from sandboxd.config import Config
 from sandboxd.linux.cgroup import CgroupLayout
 from sandboxd.linux.cgroup_usage import GroupUsage
-from sandboxd.linux.features import Features, Probe, Status
+from sandboxd.linux.features import Features
+from sandboxd.linux.findings import Probe, Status
 from sandboxd.model import Enforcement
 
 FEATURES = Features(
