@@ -119,9 +119,15 @@ class ImageStore:
         fd = stacks.open_sif(image.name, image.path) if image.path else self._open(image.name)
         if file_key(os.fstat(fd)) != image.key:
             os.close(fd)
-            self._entries.pop(image.name, None)
+            self._forget(image.key)
             raise ImageUnavailable(f"image {image.name!r} was replaced just now")
         return fd
+
+    def _forget(self, key: str) -> None:
+        """Every image that a file is part of: whoever asks next has it looked at again."""
+        for name, entry in list(self._entries.items()):
+            if any(part.key == key for part in (*entry.image.below, entry.image)):
+                self._entries.pop(name, None)
 
     def _open(self, name: str) -> int:
         if len(name) > NAME_MAX or not _NAME.fullmatch(name):

@@ -22,7 +22,7 @@ from tests.framework.leaks import LeakCheck
 
 
 @contextlib.contextmanager
-def node(home: Path) -> Iterator[None]:
+def node(home: Path, settings: dict[str, str] | None = None) -> Iterator[None]:
     """`sandboxd node` for the daemons that are started with this home."""
     for name in ("images", "state", "run"):
         (home / name).mkdir(exist_ok=True)
@@ -32,6 +32,7 @@ def node(home: Path) -> Iterator[None]:
         "SANDBOXD_STATE_DIR": str(home / "state"),
         "SANDBOXD_SLOTS_MIN": str(SLOTS),
         "SANDBOXD_SLOTS_MAX": str(SLOTS),
+        **(settings or {}),
     }
     command = [sys.executable, "-m", "sandboxd", "node", "--runtime-dir", str(home / "run")]
     with (home / "node-log").open("wb") as log:

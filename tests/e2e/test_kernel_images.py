@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +16,11 @@ import pytest
 from tests.e2e.at_once import client_of, in_background
 from tests.e2e.host_processes import family_with, new_marker, pids_with, wait_for, wait_for_marker
 from tests.e2e.refusals import refusal
+from tests.e2e.test_adoption import node
 from tests.e2e.test_layered_images import make_layout
 from tests.e2e.test_sweep import sweep
-from tests.framework import images
-from tests.framework.daemon import Daemon, running_daemon
+from tests.framework import host_state, images
+from tests.framework.daemon import Daemon, running_daemon, start
 from tests.framework.leaks import LeakCheck
 
 pytestmark = pytest.mark.needs("loop")
@@ -209,6 +212,29 @@ def test_a_node_that_is_killed_leaves_no_device(leak_check: LeakCheck, filled: P
             os.kill(pid, 9)
         wait_for(lambda: loops_of(daemon) == [], "the devices to go")
         sweep(daemon)
+
+
+def test_the_next_daemon_takes_the_kernels_images_over(leak_check: LeakCheck, filled: Path) -> None:
+    with leak_check.around("the node"), contextlib.ExitStack() as stack:
+        home = Path(tempfile.mkdtemp(prefix=host_state.OWN_PREFIX))
+        stack.callback(shutil.rmtree, home)
+        home.chmod(0o755)
+        shutil.copytree(filled, home / "images")
+        stack.enter_context(node(home, KERNEL | {"SANDBOXD_IMAGES_DIR": str(home / "images")}))
+        first = start(home)
+        first.wait_ready()
+        sandbox = first.create("task/e0t1:1")
+        first.kill()
+        first.stop()
+        second = start(home)
+        stack.callback(second.stop)
+        second.wait_ready()
+        assert second.exec(sandbox, ["cat", "/work/task"])["stdout"] == "e0t1"
+        assert len(loops_of(second)) == 3
+        with second.sandbox("task/e0t1:1") as new:
+            assert second.exec(new, ["cat", "/work/task"])["stdout"] == "e0t1"
+        assert len(loops_of(second)) == 3
+        second.delete(sandbox)
 
 
 def test_a_node_without_loop_devices_is_refused_by_name() -> None:

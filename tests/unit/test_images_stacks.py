@@ -62,6 +62,22 @@ def test_each_part_can_be_opened_and_is_the_checked_one(store):
         os.close(fd)
 
 
+def test_a_part_that_was_replaced_is_named_once_and_then_looked_at_again(store):
+    node = ImageStore(store.root)
+    image = asyncio.run(node.check("host:5000/task/one:v1"))
+    (base,) = image.below
+    beside = f"{base.path}.new"
+    with open(base.path, "rb") as old, open(beside, "wb") as new:
+        new.write(old.read())
+    os.replace(beside, base.path)
+    with pytest.raises(ImageUnavailable, match="replaced"):
+        asyncio.run(node.open(base))
+    again = asyncio.run(node.check("host:5000/task/one:v1"))
+    fd = asyncio.run(node.open(again.below[0]))
+    os.close(fd)
+    assert again.below[0].key != base.key
+
+
 def test_a_name_that_moves_is_the_other_image(store, monkeypatch):
     monkeypatch.setattr("sandboxd.images.store.REVALIDATE_S", -1.0)
     node = ImageStore(store.root)
