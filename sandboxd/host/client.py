@@ -113,7 +113,8 @@ class HostClient:
             self._loop.stop()
             return
         if "ping" in message:
-            with suppress(BlockingIOError):  # hostd does not read: others see to that
+            # hostd does not read, or has just died: others see to that.
+            with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
                 protocol.send(self._sock, {"pong": True})
             return
         promise = self._pending.pop(message.get("id", 0), None)

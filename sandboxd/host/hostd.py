@@ -299,7 +299,8 @@ class Node:
             print(f"hostd: {said}", file=sys.stderr)
             os.kill(self._launcher_pid, signal.SIGKILL)  # not waited for yet: no other has its pid
             return False
-        with suppress(BlockingIOError):  # it does not even read
+        # It does not even read, or has just died: the one counts on, the other its pidfd tells.
+        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             self.sock.send(PING, socket.MSG_DONTWAIT)
         return True
 

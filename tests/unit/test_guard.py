@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from sandboxd.guard import TICKS, Silence
+from sandboxd.host.hostd import PING, Node
 
 HOSTD = """
 import sys, time
@@ -78,3 +81,32 @@ def test_a_tick_counts_once_however_late_it_is_looked_at(monkeypatch: pytest.Mon
     assert silence.is_too_long
     silence.broken()
     assert not silence.is_too_long
+
+
+def asking(limit_s: float) -> tuple[Node, socket.socket]:
+    """hostd's end of a node, as far as it asks a launcher for a sign of life; and the launcher's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    node = Node.__new__(Node)
+    node._settings = SimpleNamespace(hang_s=limit_s)
+    node._silence = Silence(limit_s)
+    node.sock = ours
+    return node, theirs
+
+
+def test_a_launcher_that_dies_as_it_is_asked_is_no_end_of_hostd():
+    """Between two looks at its pidfd."""
+    node, theirs = asking(1000)
+    theirs.close()
+    node._silence._due = 0.0
+    assert node.ask_launcher()
+    node.sock.close()
+
+
+def test_a_launcher_that_reads_nothing_holds_hostd_up_in_nothing():
+    node, theirs = asking(1000)
+    with theirs, node.sock:
+        with pytest.raises(BlockingIOError):
+            while True:
+                node.sock.send(PING, socket.MSG_DONTWAIT)
+        node._silence._due = 0.0
+        assert node.ask_launcher()
