@@ -280,11 +280,17 @@ class Node:
                 self._end({name}, 0.0)
                 return True
             return False
-        message, fds = protocol.receive(self.sock)
+        try:
+            message, fds = protocol.receive(self.sock)
+        except ConnectionResetError:
+            return False  # it died with something unread
         try:
             if message is None:
                 return False
             self._obey(message, fds)
+        except BrokenPipeError:
+            return False  # it died before it was answered
+        else:
             return True
         finally:
             close_fds(fds)

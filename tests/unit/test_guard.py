@@ -84,12 +84,14 @@ def test_a_tick_counts_once_however_late_it_is_looked_at(monkeypatch: pytest.Mon
 
 
 def asking(limit_s: float) -> tuple[Node, socket.socket]:
-    """hostd's end of a node, as far as it asks a launcher for a sign of life; and the launcher's."""
+    """hostd's end of a node, as far as it hears of its launcher; and the launcher's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     node = Node.__new__(Node)
     node._settings = SimpleNamespace(hang_s=limit_s)
     node._silence = Silence(limit_s)
     node.sock = ours
+    node._pidfds = {}
+    node._openers = node._images = SimpleNamespace(pidfds=[])
     return node, theirs
 
 
@@ -110,3 +112,18 @@ def test_a_launcher_that_reads_nothing_holds_hostd_up_in_nothing():
                 node.sock.send(PING, socket.MSG_DONTWAIT)
         node._silence._due = 0.0
         assert node.ask_launcher()
+
+
+def test_a_launcher_that_died_with_something_unread_or_unanswered_is_a_node_that_failed():
+    node, theirs = asking(1000)
+    with node.sock:
+        node.sock.send(PING)
+        theirs.close()
+        assert not node.serve(node.sock.fileno())
+    node, theirs = asking(1000)
+    node._openers.open = lambda *_: node.sock.send(b"{}")
+    with node.sock:
+        theirs.send(b'{"verb": "mount", "id": 1}')
+        theirs.close()
+        node._launcher_pid = 0
+        assert not node.serve(node.sock.fileno())
