@@ -64,7 +64,12 @@ class OrdinaryUser:
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self.words, *command],
-            env={"PATH": os.environ["PATH"], "HOME": str(self.home), **(environment or {})},
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.home),
+                "XDG_RUNTIME_DIR": str(self.home),
+                **(environment or {}),
+            },
             capture_output=True,
             text=True,
             check=False,
