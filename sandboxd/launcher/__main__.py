@@ -241,7 +241,7 @@ def _serve(
         layers=layers,
         primer=primer,
         views=views,
-        networks=Networks(loop, host, orders["network_pool"]),
+        networks=Networks(loop, host, orders["network_pool"], orders["hang_s"]),
         host=host,
         on_death=server.sandbox_died,
     )

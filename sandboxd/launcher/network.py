@@ -11,12 +11,14 @@ import itertools
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sandboxd.errors import NetworkUnavailable
+from sandboxd.guard import Silence
 from sandboxd.host.client import HostClient
 from sandboxd.launcher import protocol
 from sandboxd.launcher.loop import Loop, Promise, Task
@@ -48,10 +50,12 @@ class Attachment:
 
 
 class Networks:
-    def __init__(self, loop: Loop, host: HostClient, pool: str) -> None:
-        """``pool``: the router's addresses; empty where there is none."""
+    def __init__(self, loop: Loop, host: HostClient, pool: str, hang_s: float) -> None:
+        """``pool``: the router's addresses; empty where there is none. ``hang_s``: how long either
+        may not answer; 0: for ever."""
         self._loop = loop
         self._host = host
+        self._hang_s = hang_s
         self.resolv_conf = f"nameserver {Plan(parse_pool(pool)).gateway}\n" if pool else ""
         """What /etc/resolv.conf of a sandbox with a network holds."""
         self._peers: Promise[tuple[_Peer, _Peer]] | None = None
@@ -134,6 +138,8 @@ class Networks:
             _Peer(self._loop, socket.socket(fileno=fd), name, self._lost)
             for fd, name in zip(fds, ("router", "resolver"), strict=True)
         )
+        for peer in (router, resolver) if self._hang_s else ():
+            self._loop.spawn(peer.watch(self._hang_s))
         return router, resolver
 
     def _lost(self, peer: _Peer) -> None:
@@ -209,6 +215,38 @@ class _Peer:
             raise OSError(110, f"the {self.name} does not answer", self.name) from error
         finally:
             self._pending.pop(number, None)
+
+    def watch(self, limit_s: float) -> Task[None]:
+        """Until it is gone: see whether it answers, and take it for dead where it does not for so
+        long. Its successor's start ends it."""
+        silence = Silence(limit_s)
+        starts_until = time.monotonic() + START_TIMEOUT_S
+        answer = self._ping()
+        while self._sock is not None:
+            yield from self._loop.sleep(silence.tick_s)
+            if answer.settled:
+                if answer.error is None:  # else its socket was full
+                    silence.broken()
+                    starts_until = 0.0
+                answer = self._ping()
+            elif time.monotonic() < starts_until:
+                silence.broken()
+            if silence.lasts() and silence.is_too_long and self._sock is not None:
+                print(
+                    f"launcher: the {self.name} does not answer for {limit_s:g} s", file=sys.stderr
+                )
+                self._end(OSError(110, f"the {self.name} does not answer", self.name))
+
+    def _ping(self) -> Promise[dict[str, Any]]:
+        number = next(self._ids)
+        promise = self._pending[number] = Promise()
+        try:
+            if self._sock is not None:
+                protocol.send(self._sock, {"id": number, "op": "ping", "sandbox": ""})
+        except OSError as error:
+            del self._pending[number]
+            promise.reject(error)
+        return promise
 
     def _readable(self) -> None:
         assert self._sock is not None

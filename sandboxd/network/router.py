@@ -10,9 +10,10 @@ user namespace. Order of its start, and why:
   5. the resolver's sockets are made, bound, and given to it: it could not bind them itself.
 
 From the launcher (each ``{"id": 1, "op": …}`` answered by ``{"id": 1, "ok": …}`` or ``{"id": 1,
-"errno": …, "what": …}``): ``attach`` (fd: the sandbox's network namespace) and ``detach``. From the
-resolver: ``open``. To it: ``serve``, ``policy``, ``gone``. Whoever of launcher and resolver goes,
-the router goes with them, and with it every link: what is left is no network, never an open one.
+"errno": …, "what": …}``): ``attach`` (fd: the sandbox's network namespace), ``detach`` and
+``ping``. From the resolver: ``open``. To it: ``serve``, ``policy``, ``gone``. Whoever of launcher
+and resolver goes, the router goes with them, and with it every link: what is left is no network,
+never an open one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import select
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any, Final
@@ -291,7 +293,11 @@ def _serve(
     router: Router, hostd: socket.socket, launcher: socket.socket, resolver: socket.socket
 ) -> None:
     """Until one of the three is gone."""
-    verbs = {"attach": router.attach, "detach": router.detach}
+    verbs: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]] = {
+        "attach": router.attach,
+        "detach": router.detach,
+        "ping": lambda _message, _fds: {},
+    }
     poller = select.poll()
     for sock in (hostd, launcher, resolver):
         poller.register(sock, select.POLLIN)

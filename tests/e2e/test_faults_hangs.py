@@ -27,9 +27,12 @@ from tests.e2e.host_processes import (
     wait_for_marker,
 )
 from tests.e2e.restarts import running_node, start_node, started_again, wait_end
-from tests.framework import host_state
-from tests.framework.daemon import Daemon
+from tests.framework import host_state, internet
+from tests.framework.daemon import Daemon, running_daemon
+from tests.framework.internet import EVIL, GOOD
 from tests.framework.leaks import LeakCheck
+from tests.framework.networks import SETTINGS, lookup, tcp
+from tests.framework.networks import part_of as part_of_network
 
 StartDaemon = Callable[..., Daemon]
 QUICK = {"SANDBOXD_HANG_S": "2"}
@@ -140,6 +143,25 @@ def test_a_node_that_was_suspended_as_a_whole_goes_on(start_daemon: StartDaemon)
         assert daemon.exec(sandbox, ["echo", "alive"])["stdout"] == "alive\n"
         assert connections(daemon) == before
     assert "killed" not in daemon.log_file.read_text()
+
+
+@pytest.mark.parametrize("part", ["router", "resolver"])
+def test_a_stopped_part_of_the_network_is_replaced(leak_check: LeakCheck, busybox: Path, part: str):
+    """Each sandbox gets its link again, as when it dies."""
+    with internet.running() as world:
+        settings = SETTINGS | QUICK
+        images = {"busybox": busybox}
+        with running_daemon(leak_check, images, (), settings, world.enter) as daemon:
+            with daemon.sandbox("busybox", network={"allow": ["example.org:80"]}) as box:
+                assert tcp(daemon, box, "example.org", 80) == f"{GOOD}:80"
+                victim = part_of_network(daemon, part)
+                os.kill(victim, signal.SIGSTOP)
+                wait_for_end(victim)
+                assert f"the {part} does not answer for 2 s" in daemon.log_file.read_text()
+                wait_for(lambda: lookup(daemon, box, "example.org") == [GOOD], "the network")
+                assert tcp(daemon, box, GOOD, 80) == f"{GOOD}:80"
+                assert tcp(daemon, box, EVIL, 80) == ""
+                daemon.refresh_family()
 
 
 PARTS = (
