@@ -106,6 +106,7 @@ int sys_pivot_root(const char *new_root, const char *old_root);
 int sys_umount_detach(const char *path);
 int sys_sethostname(const char *name);
 int sys_mount_readonly(int mount_fd);
+int sys_mount_sealed(int mount_fd); /* the same, for a device that is to be opened */
 int sys_openat_root(int root_fd, const char *path, int flags, mode_t mode);
 int sys_open_beneath(int dir_fd, const char *path, int flags);
 int sys_close_from(int first);

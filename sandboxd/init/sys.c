@@ -116,10 +116,18 @@ int sys_set_mark(const struct rlimit *mark) {
     return (int)with_token(SYS_prlimit64, 0, RLIMIT_LOCKS, (long)mark, 0);
 }
 
-int sys_mount_readonly(int mount_fd) {
-    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV |
-                                          MOUNT_ATTR_NOEXEC};
+static int mount_add(int mount_fd, uint64_t attributes) {
+    struct mount_attr attr = {.attr_set = attributes};
     return (int)syscall(SYS_mount_setattr, mount_fd, "", AT_EMPTY_PATH, &attr, sizeof attr);
+}
+
+int sys_mount_sealed(int mount_fd) {
+    return mount_add(mount_fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+}
+
+int sys_mount_readonly(int mount_fd) {
+    return mount_add(mount_fd,
+                     MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
 }
 
 /* Resolve as if chrooted to root_fd; /proc's magic links lead nowhere. */
