@@ -42,6 +42,8 @@ _TABLES: Final[dict[str, type[Limits] | type[KernelCaps]]] = {
     "max_limits": Limits,
     "kernel_caps": KernelCaps,
 }
+HANG_MIN_S: Final = 1.0
+"""Less would take a busy node's parts for hung."""
 _MAY_BE_ZERO: Final = frozenset(
     {
         "image_idle_s",
@@ -51,6 +53,7 @@ _MAY_BE_ZERO: Final = frozenset(
         "run_max_sandboxes",
         "run_max_creates_per_s",
         "drain_before_end_s",
+        "hang_s",
     }
 )
 
@@ -467,6 +470,8 @@ def _check(config: Config) -> None:
                 raise refuse(one.name, f"must be in -1000 to 1000, not {value}")
         elif isinstance(value, int | float) and (value < 0 or (value == 0 and not zero_is_fine)):
             raise refuse(one.name, f"must be more than 0, not {value:g}")
+    if 0 < config.hang_s < HANG_MIN_S:
+        raise refuse("hang_s", f"must be 0 or at least {HANG_MIN_S:g}, not {config.hang_s:g}")
     try:
         if config.network_pool:
             parse_pool(config.network_pool)

@@ -187,3 +187,10 @@ def test_what_slurm_sends_to_every_process_ends_none_but_the_daemon(start_daemon
             assert int(status_of(pid)["ShdPnd"], 16) == 0  # it has taken both
     with daemon.sandbox("busybox") as fresh:
         assert daemon.exec(fresh, ["echo", "on"])["stdout"] == "on\n"
+
+
+def test_a_node_that_watches_nothing_serves(start_daemon: StartDaemon):
+    daemon = start_daemon(environment={"SANDBOXD_HANG_S": "0"})
+    assert family_with(daemon.refresh_family(), "sandboxd.guard") == []
+    with daemon.sandbox("busybox") as fresh:
+        assert daemon.exec(fresh, ["echo", "on"])["stdout"] == "on\n"

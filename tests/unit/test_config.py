@@ -58,6 +58,7 @@ def test_paths_follow_the_state_directory():
         ("max_sandboxes = 1.5", "max_sandboxes"),
         ("max_sandboxes = true", "max_sandboxes"),
         ("max_sandboxes = 0", "max_sandboxes"),
+        ("hang_s = 0.5", "hang_s"),
         ("max_sandboxes = -1", "max_sandboxes"),
         ("image_idle_s = -1", "image_idle_s"),
         ("max_ttl_s = inf", "max_ttl_s"),
