@@ -292,6 +292,8 @@ def _serve(
         loop.spawn(primer.keep_house())
         if orders["hang_s"]:
             loop.spawn(zygote.watch(orders["hang_s"]))
+            for one in (burial, copier, output_worker):
+                loop.spawn(one.watch(orders["hang_s"]))
         host.tell_ready()
 
     if groups.v2 is None:

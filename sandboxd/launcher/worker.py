@@ -18,9 +18,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from sandboxd.guard import Silence
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
-from sandboxd.launcher.loop import Loop, Promise
+from sandboxd.launcher.loop import Loop, Promise, Task
+from sandboxd.linux import procfs
 from sandboxd.linux.process import set_parent_death_signal
 
 Handler = Callable[[dict[str, Any], list[int]], tuple[Any, tuple[int, ...]]]
@@ -128,6 +130,25 @@ class Worker:
         """Have the child now, where the first request should not pay for it."""
         if self._sock is None:
             self._start()
+
+    def watch(self, limit_s: float) -> Task[None]:
+        """For ever: kill a child that is stopped for so long. One that is only slow (a copy, a
+        large root to be freed) is let be: those who wait for it have their own time-outs."""
+        silence = Silence(limit_s)
+        while True:
+            yield from self._loop.sleep(silence.tick_s)
+            if not self._is_stopped():
+                silence.broken()
+            elif silence.lasts() and silence.is_too_long:
+                said = f"the {self._name} is stopped for {limit_s:g} s; killed"
+                print(f"launcher: {said}", file=sys.stderr)
+                silence.broken()
+                self.kill()
+
+    def _is_stopped(self) -> bool:
+        with suppress(OSError):
+            return self.pid > 0 and procfs.stat(self.pid).state == "T"
+        return False
 
     def kill(self) -> None:
         """SIGKILL it; what it was asked fails with EPIPE."""

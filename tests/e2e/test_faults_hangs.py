@@ -81,6 +81,34 @@ def test_a_stopped_part_is_named_and_the_node_serves_again(
         assert daemon.exec(fresh, ["echo", "on"])["stdout"] == "on\n"
 
 
+def test_stopped_workers_of_the_launcher_are_replaced(start_daemon: StartDaemon):
+    """Undertaker, copier and spooler; those that mount are given up one by one, by their lanes."""
+    daemon = start_daemon(environment=QUICK)
+    workers = family_with(daemon.refresh_family(), "sandboxd.launcher")[3:6]
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in workers:
+        wait_for_end(pid)
+    told = daemon.log_file.read_text()
+    for name in ("undertaker", "copier", "spooler"):
+        assert f"the {name} is stopped for 2 s; killed" in told
+    with daemon.sandbox("busybox") as sandbox:
+        url = f"/v1/sandboxes/{sandbox}"
+        body = {"command": ["echo", "on"]}
+        process = daemon.http.post(f"{url}/processes", json=body).json()["id"]
+        query = {"wait_s": 20, "stdout_offset": 0}
+        wait_for(
+            lambda: (
+                daemon.http.get(f"{url}/processes/{process}", params=query).json()["stdout"]["data"]
+                == "on\n"
+            ),
+            "its output",
+        )
+        taken = daemon.http.post(f"{url}/snapshots", json={"on_running": "copy"})
+        assert taken.status_code == 201, taken.text
+        daemon.http.delete(f"/v1/snapshots/{taken.json()['id']}")
+
+
 def test_a_stopped_host_helper_is_ended_and_so_is_its_daemon(start_daemon: StartDaemon):
     daemon = start_daemon(environment=QUICK)
     marker = new_marker()
