@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def script(tmp_path: Path) -> Path:
 def check(script: Path) -> LeakCheck:
     watched = {script.parent / "watched"}
     return LeakCheck(shared_host=True, settle_s=0.2, directories=watched)
+
+
+def test_the_script_takes_what_a_lane_gives_it() -> None:
+    done = subprocess.run(
+        [lanes.SCRIPT, "--no-install", "unit", "e2ee"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "test: no such tier: e2ee")
 
 
 def test_all_are_run_and_heard(script: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
