@@ -17,7 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
     tiers.must_run()  # a misspelt tier must not silently demand nothing
     if times.factor() > 1:
         config.option.timeout = times.scaled(
-            config.option.timeout or float(config.getini("timeout"))
+            config.option.timeout or float(config.getini("timeout") or 0)
         )
     for name, meaning in tiers.TIERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")

@@ -201,7 +201,7 @@ def _wait_for_other_netns(pid: int) -> None:
 def test_a_cgroup_is_named(wide_check: LeakCheck) -> None:
     made = []
     try:
-        with pytest.raises(Leak, match=r"cgroups:\n    .*sandboxd-leak"):
+        with pytest.raises(Leak, match=r"(?s)cgroups:\n    .*sandboxd-leak"):
             with wide_check.around("a test"):
                 mount = host_state.cgroup_mounts()[-1]
                 made.append(tempfile.mkdtemp(prefix="sandboxd-leak-", dir=mount))
