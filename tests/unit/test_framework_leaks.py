@@ -29,6 +29,9 @@ def check(tmp_path: Path) -> LeakCheck:
 
 @pytest.fixture
 def wide_check() -> LeakCheck:
+    """Of the whole host: where others make and end things meanwhile, these may stand for ours."""
+    if os.environ.get("SANDBOXD_TESTS_SHARED_HOST") == "1":
+        pytest.skip("others work on this host")
     return LeakCheck(settle_s=0.2)
 
 
