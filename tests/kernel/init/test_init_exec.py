@@ -443,7 +443,7 @@ def test_a_client_cannot_kill_what_another_started(sandbox, client):
     wire.close_fds(fds)
 
 
-def test_a_client_that_goes_takes_its_execs_but_those_detached(sandbox, client):
+def test_a_client_that_goes_takes_what_it_waits_for_and_no_more(sandbox, client):
     mortal = client.exec("sleep 600 & exec sleep 600")
     _, fds = client.started(mortal)
     ended = client.exec("sleep 600 &")
@@ -455,9 +455,9 @@ def test_a_client_that_goes_takes_its_execs_but_those_detached(sandbox, client):
     fds += client.started(ended_kept)[1]
     client.exited(ended_kept)
     client.close()
-    sandbox.wait_exec_cgroups(2)
-    assert sandbox.exec_cgroups() == ["e3", "e4"]
-    assert [len(commands(sandbox, n)) for n in (3, 4)] == [1, 1]
+    sandbox.wait_exec_cgroups(3)
+    assert sandbox.exec_cgroups() == ["e2", "e3", "e4"]
+    assert [len(commands(sandbox, n)) for n in (2, 3, 4)] == [1, 1, 1]
     assert sandbox.attach().sh("echo alive") == "alive\n"
     wire.close_fds(fds)
 
