@@ -106,13 +106,19 @@ def test_tier(vm: Vm, tier: str) -> None:
     status, output = vm.pytest(
         ["-q", "--junit-xml=/root/junit.xml", *chosen], timeout_s, {IN_VM: "1"}
     )
-    assert status == 0, f"status {status}; the end of what it said:\n{output[-6000:]}"
+    assert status == 0, f"status {status}:\n{_failures(output)}"
     report = ET.fromstring(vm.check("cat /root/junit.xml"))
     cases = list(report.iter("testcase"))
     skips = [(case.get("name"), skip.get("message", "")) for case in cases for skip in case]
     unexplained = [skip for skip in skips if not ABSENT.search(skip[1])]
     assert not unexplained
     assert len(cases) > len(skips)
+
+
+def _failures(output: str) -> str:
+    """The part that says what failed: tables of probes, and a summary, come after it."""
+    found = re.search(r"^=+ (ERRORS|FAILURES) =+$", output, re.MULTILINE)
+    return output[found.start() :][:12_000] if found else output[-6000:]
 
 
 def test_the_machine_is_what_it_is_for(vm: Vm) -> None:
