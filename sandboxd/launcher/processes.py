@@ -295,6 +295,11 @@ class Processes:
             with suppress(OSError, TimeoutError):
                 drained = self._spooler.request("drain", process=process.key)
                 yield from self._loop.wait(drained, SPOOL_TIMEOUT_S, "the spooler")
+        slot = process.sandbox.slot
+        if payload is None and slot is not None:
+            # PID 1's socket ends before PID 1 does, and why is known with its death.
+            with suppress(OSError, TimeoutError):
+                yield from self._loop.wait(slot.dead, GONE_TIMEOUT_S, "the end of PID 1")
         if process.exit is None:
             process.exit = {"at": time.time(), **self._how(process, payload)}
             self._on_exit(process)

@@ -59,6 +59,9 @@ DEATH_TIMEOUT_S: Final = 60.0
 """A killed pid namespace lasts as long as its longest uninterruptible process; those that wait for
 a FUSE server are freed when the watch kills it, after CHECK_EVERY_S + CHECK_TIMEOUT_S."""
 
+ZYGOTE_S: Final = 0.01
+"""For the zygote's end to be seen after that of a PID 1 which died with it."""
+
 
 @dataclass(eq=False, slots=True)
 class Sandbox:
@@ -481,7 +484,7 @@ class Sandboxes:
         with suppress(OSError):
             if sandbox.slot is not None and sandbox.slot.cgroups.oom_kills():
                 return "oom-killed"
-        return "exited"
+        return "node-lost" if self._slots.zygote_dies_within(ZYGOTE_S) else "exited"
 
     def image_lost(self, image: MountedImage) -> None:
         """The image's server died: end its sandboxes at once, before a command in one of them makes

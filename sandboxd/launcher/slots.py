@@ -139,6 +139,10 @@ class Slots:
     def zygote_dead(self) -> bool:
         return self._zygote.dead
 
+    def zygote_dies_within(self, seconds: float) -> bool:
+        """Whether the zygote, with which all PID 1s die, has by then. Blocks."""
+        return self._zygote.dies_within(seconds)
+
     def make(self, shm_mb: int) -> Task[Slot]:
         """A new slot. Raises SandboxSetupError naming the step, OSError, TimeoutError."""
         while self._in_hand >= IN_HAND_MAX:

@@ -140,8 +140,11 @@ def lower_oom_score(wanted: int) -> int:
 
 
 def raise_oom_score(wanted: int) -> None:
-    """Its own oom_score_adj. Left where it is higher: an ordinary user's may be, and to lower it
-    needs CAP_SYS_RESOURCE."""
+    """Its own oom_score_adj. Left where it is higher and may not be lowered: that of an ordinary
+    user's processes, which were given it by somebody with CAP_SYS_RESOURCE."""
     file = Path("/proc/self/oom_score_adj")
-    if int(file.read_text(encoding="ascii")) < wanted:
+    try:
         file.write_text(str(wanted), encoding="ascii")
+    except PermissionError:
+        if int(file.read_text(encoding="ascii")) < wanted:
+            raise

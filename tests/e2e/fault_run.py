@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 
@@ -239,8 +238,6 @@ class FaultRun:
         def is_there() -> bool:
             family = host_state.process_table()[self.node.process.pid].descendants()
             found[:] = family_with({one.pid for one in family}, PARTS[what])
-            # Not by number, which begins anew: a PID 1 has its zygote's command line.
-            found.sort(key=begun_at)
             return bool(found) or what == "image server"
 
         wait_for(is_there, f"a {what}")
@@ -334,14 +331,6 @@ class FaultRun:
             assert made.status_code == 201, made.text
             assert client.delete(f"/v1/sandboxes/{made.json()['id']}").status_code == 204
             assert client.delete("/v1/images/rare").is_success
-
-
-def begun_at(pid: int) -> int:
-    """In clock ticks since boot, proc_pid_stat(5); last of all where it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return sys.maxsize
 
 
 @contextlib.contextmanager

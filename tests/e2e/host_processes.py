@@ -59,13 +59,19 @@ def command_line(pid: int) -> str:
 
 
 def family_with(pids: set[int], text: str) -> list[int]:
-    """Those of `pids` whose command line holds `text`, the eldest first."""
+    """Those of `pids` whose command line holds `text`, the eldest first: numbers begin anew, and a
+    PID 1 has its zygote's command line."""
     found = []
-    for pid in sorted(pids):
+    for pid in pids:
         with contextlib.suppress(OSError):
             if text in command_line(pid):
-                found.append(pid)
-    return found
+                found.append((begun_at(pid), pid))
+    return [pid for _, pid in sorted(found)]
+
+
+def begun_at(pid: int) -> int:
+    """Ticks since boot: proc_pid_stat(5)."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def wait_for_end(pid: int, timeout_s: float = WAIT_S) -> None:

@@ -37,7 +37,9 @@ def lowers_of(daemon: Daemon, sandbox: str) -> int:
 
 
 LOOK = (
-    "cd /; find c d e bin etc 2>/dev/null | sort | xargs stat -c '%n %f %u %g %s %Y';"
+    # Of a directory's size OverlayFS tells that of its uppermost layer.
+    "cd /; find c d e bin etc -type d 2>/dev/null | sort | xargs stat -c '%n %f %u %g %Y';"
+    "find c d e bin etc ! -type d 2>/dev/null | sort | xargs stat -c '%n %f %u %g %s %Y';"
     "md5sum $(find c d -type f | sort);ls -AR c d e"
 )
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.host_processes import family_with
 from tests.framework.daemon import Daemon
 from tests.security.probing import Inside, alive, get, put
 
@@ -145,13 +146,8 @@ OWN_CAPS = {"inotify": "inotify_instances", "ptys": "ptys", "signals": "pending_
 
 
 def pids_of(daemon: Daemon, words: str) -> list[int]:
-    """Processes of the daemon whose command line has these words."""
-    found = []
-    for pid in sorted(daemon.refresh_family()):
-        with contextlib.suppress(OSError):
-            if words in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
-                found.append(pid)
-    return found
+    """Processes of the daemon whose command line has these words, the eldest first."""
+    return family_with(daemon.refresh_family(), words)
 
 
 def uids_of(pid: int) -> set[int]:

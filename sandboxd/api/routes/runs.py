@@ -59,7 +59,7 @@ async def heartbeat(request: Request, run: Name) -> Response:
     "/{run:path}",
     response_model=RunAnswer,
     openapi_extra=json_body(RunBody, required=False),
-    responses=documented(*_ERRORS, errors.RunEnded, errors.QuotaExceeded),
+    responses=documented(*_ERRORS, errors.RunEnded, errors.QuotaExceeded, errors.RouteNotFound),
 )
 async def put(request: Request, run: Name) -> Response:
     """Set a run up, or set it up anew: a lease that heartbeats renew, and quotas. What it has
@@ -87,7 +87,8 @@ async def get(request: Request, run: Name) -> Response:
 @router.delete(
     "/{run:path}",
     response_model=RunEndedAnswer,
-    responses=documented(*_ERRORS, errors.QuotaExceeded),
+    # What is no name for a path (it has a newline) comes to no route.
+    responses=documented(*_ERRORS, errors.QuotaExceeded, errors.RouteNotFound),
 )
 async def end(
     request: Request,

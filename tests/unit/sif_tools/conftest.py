@@ -12,6 +12,12 @@ import pytest
 REPO_ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.fixture(autouse=True)
+def scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the programs that these tests start, and some of them kill: its own directory."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.getbasetemp()))
+
+
 @pytest.fixture(scope="session")
 def vectors() -> Path:
     """The directory of real SIF files; skips where there is none."""
