@@ -17,16 +17,14 @@ import errno
 import fcntl
 import hashlib
 import os
-import select
-import signal
 import socket
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from sandboxd.launcher import protocol
 from sandboxd.linux import file_system, namespaces, squashfs
+from sandboxd.linux.pidfd import kill_within
 
 CHILDREN_MAX: Final = 32
 KNOWN_MAX: Final = 4096
@@ -102,11 +100,7 @@ class KernelImages:
     def stop(self) -> None:
         """End them all. Idempotent."""
         for pidfd in self.pidfds:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            poller = select.poll()
-            poller.register(pidfd, select.POLLIN)
-            if poller.poll(END_S * 1000):
+            if kill_within(pidfd, END_S):
                 self.ended(pidfd)
             else:  # a disk holds it up; whoever is its parent then sees its end
                 os.close(pidfd)

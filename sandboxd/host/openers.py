@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
-import select
-import signal
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from sandboxd.host.mounts import open_mount
 from sandboxd.launcher import protocol
 from sandboxd.linux import namespaces
+from sandboxd.linux.pidfd import kill_within
 from sandboxd.model import MountRoot
 
 OPENERS_MAX: Final = 64
@@ -60,11 +58,7 @@ class Openers:
     def stop(self) -> None:
         """End them all. Idempotent."""
         for pidfd in self.pidfds:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            poller = select.poll()
-            poller.register(pidfd, select.POLLIN)
-            if poller.poll(END_S * 1000):
+            if kill_within(pidfd, END_S):
                 self.ended(pidfd)
             else:  # a file system holds it up; whoever is its parent then sees its end
                 os.close(pidfd)

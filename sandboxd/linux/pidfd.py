@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from typing import Final
 
 from sandboxd.linux import _libc
@@ -51,6 +52,13 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
 def wait_ended(pidfd: int, timeout_s: float | None) -> bool:
     """Wait until the process has ended (it may be a zombie still); False when the time is up."""
     return bool(wait_any_ended([pidfd], timeout_s))
+
+
+def kill_within(pidfd: int, timeout_s: float) -> bool:
+    """SIGKILL, and whether the process has ended by then: a file system may hold it up."""
+    with suppress(ProcessLookupError):
+        pidfd_send_signal(pidfd, signal.SIGKILL)
+    return wait_ended(pidfd, timeout_s)
 
 
 def wait_any_ended(pidfds: list[int], timeout_s: float | None) -> list[int]:
