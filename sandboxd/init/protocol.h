@@ -9,7 +9,7 @@
  *   launcher ---- Z_CLONE -------------------------------> zygote     fds: control socket, [cgroup dir]
  *            <--- Z_CLONED (pid or errno) ---------------- zygote     fds: pidfd
  *
- *   launcher ---- M_SETUP --------------------------------> PID 1     fds: cgroup2 dir, v1 cgroup.procs...,
+ *   launcher ---- M_SETUP --------------------------------> PID 1     fds: cgroup2 dir, v1 tasks...,
  *                                                                          or none: no cgroups
  *            <--- R_DONE | R_FAILED -------------------------           fds: its mount namespace
  *            ---- M_ROOT --------------------------------->           fds: overlay mount, [host mounts]
@@ -119,7 +119,7 @@ enum root_flags {
  * with '?'. Then the paths to mask, `mask_count` NUL-terminated strings relative to the root
  * ("proc/kcore"); missing ones are passed over. Then `readonly_count` likewise. */
 struct setup {
-    uint32_t cgroup_v1_count; /* cgroup.procs fds after the first fd */
+    uint32_t cgroup_v1_count; /* fds of v1 `tasks` after the first fd */
     uint32_t shm_bytes_mb;
     uint32_t shm_inodes;
     uint32_t dev_inodes;

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from sandboxd.errors import SandboxdError
 from sandboxd.launcher import usage
-from sandboxd.launcher.cgroups import RESERVE_BYTES, SandboxCgroups
+from sandboxd.launcher.cgroups import RESERVE_BYTES, V1_ENTRY, SandboxCgroups
 from sandboxd.launcher.images import Images
 from sandboxd.launcher.layers import Layer, Layers, Snapshot, Stack
 from sandboxd.launcher.loop import Loop, Promise, Task
@@ -163,7 +163,7 @@ class Flattening:
                 run=len(run),
                 lowers=names,
                 attached=[one.name for one in below] if self._staging is not None else None,
-                procs=_memory_procs(slot.cgroups),
+                entry=_memory_entry(slot.cgroups),
                 **size,
             )
             # It is in the sandbox's cgroup, which goes with the sandbox.
@@ -213,10 +213,10 @@ def _has_room(sandbox: Sandbox, cgroups: SandboxCgroups, size: int) -> bool:
     return used is None or used + size <= most
 
 
-def _memory_procs(cgroups: SandboxCgroups) -> str | None:
+def _memory_entry(cgroups: SandboxCgroups) -> str | None:
     """The file by which a process enters what counts the sandbox's memory."""
     if "memory" in cgroups.v1:
-        return str(cgroups.v1["memory"] / "cgroup.procs")
+        return str(cgroups.v1["memory"] / V1_ENTRY)
     if cgroups.v2 is not None and "memory" in cgroups.node.v2_controllers:
         return str(cgroups.v2 / "cgroup.procs")
     return None
@@ -232,8 +232,8 @@ def _handlers(images_dir: str) -> Mapping[str, Handler]:
             set_dumpable(True)
             raise_oom_score(1000)
         set_dumpable(False)
-        if request["procs"] is not None:
-            cgroup.write(Path(request["procs"]), 0)
+        if request["entry"] is not None:
+            cgroup.write(Path(request["entry"]), 0)
         made, layers = (fds[:1], fds[1:]) if request["made"] else ([], fds)
         run, below = layers[: request["run"]], layers[request["run"] :]
         view = make_view(images_dir, request["lowers"], below, request["attached"])

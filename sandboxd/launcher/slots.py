@@ -2,8 +2,8 @@
 
 A slot is everything of a sandbox that does not depend on what it will be: its cgroups, its PID 1 in
 namespaces of its own, locked up, with /proc, /dev and /sys ready and a control socket attached.
-What makes it slow to make (on cgroup v1 a move costs an RCU grace period, 8 ms and more) is then
-off the path of a create. A slot becomes one sandbox, and never a second.
+What it costs to make is then off the path of a create. A slot becomes one sandbox, and never a
+second.
 
 A ready slot may also be primed: given limits and a root of the image that is asked for most, before
 it is asked for again (``primer``). It is given to whom it suits; for anybody else it is as good as
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 CGROUP_REMOVAL_S: Final = 10.0
 MAKING_AT_ONCE: Final = 2
-"""Slots in the making for the pool: their moves between cgroups wait together, not in a row."""
+"""Slots in the making for the pool: while one waits for the kernel another is worked on."""
 IN_HAND_MAX: Final = 16
 """Slots in the making altogether, whoever needs them: a thousand creates at once would fill the
-zygote's socket, and wait for each other's cgroup moves no shorter."""
+zygote's socket, and wait for each other's locks no shorter."""
 REFILL_PAUSE_S: Final = 0.01
 """After a create: the making of the next slot shall not share the CPU with it."""
 DEMAND_WINDOW_S: Final = 10.0

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sandboxd.linux import cgroup, procfs
-from sandboxd.linux.cgroup import CgroupLayout
-from sandboxd.linux.mount import Mount, mountinfo
+from sandboxd.linux import procfs
 
 _NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
@@ -76,23 +74,6 @@ def needs(sandboxes: int) -> Iterator[Need]:
         yield Need(rule.name, _sysctl(rule.name), needed, _set(rule.name, needed), rule.why)
     yield _pipe_pages(sandboxes)
     yield _open_files(sandboxes)
-    yield quick_moves(cgroup.layout(), mountinfo())
-
-
-def quick_moves(layout: CgroupLayout, mounts: Sequence[Mount]) -> Need:
-    """Whether moves between cgroups are quick; of no interest where no sandbox is moved: on v2 each
-    is born in its place."""
-    value: int | None = None
-    if {"memory", "pids", "cpu"} & layout.v1.keys():
-        kinds = ("cgroup", "cgroup2")
-        value = sum(m.fstype in kinds and "favordynmods" in m.super_options for m in mounts)
-    return Need(
-        "cgroup favordynmods",
-        value,
-        1,
-        f"mount -o remount,favordynmods {layout.v2_mount} (for good, until a reboot)",
-        "a move between cgroups waits for an RCU grace period, and every command for the move",
-    )
 
 
 def _pipe_pages(sandboxes: int) -> Need:

@@ -285,27 +285,10 @@ def test_settings_grow_with_the_sandboxes():
     few = {need.name: need for need in settings.needs(1)}
     many = {need.name: need for need in settings.needs(100_000_000)}
     assert few.keys() == many.keys()
-    fixed = {"cgroup favordynmods"}
-    assert all(many[name].needed > few[name].needed for name in few.keys() - fixed)
+    assert all(many[name].needed > few[name].needed for name in few)
     missed = [need for need in many.values() if not need.met]
     assert missed
     assert all(need.remedy and need.why for need in missed)
-
-
-@pytest.mark.parametrize(
-    ("membership", "option", "met"),
-    [
-        ("1:cpu:/\n4:memory:/\n0::/\n", "rw", False),
-        ("1:cpu:/\n4:memory:/\n0::/\n", "rw,favordynmods", True),
-        ("0::/\n", "rw", True),  # v2: nothing is moved
-    ],
-)
-def test_quick_moves_are_of_interest_on_v1(membership: str, option: str, met: bool) -> None:
-    text = f"30 23 0:26 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 {option}\n"
-    text += "33 30 0:33 / /sys/fs/cgroup/cpu rw shared:15 - cgroup cgroup rw,cpu\n"
-    text += "34 30 0:34 / /sys/fs/cgroup/memory rw shared:16 - cgroup cgroup rw,memory\n"
-    mounts = mount.parse_mountinfo(text)
-    assert settings.quick_moves(cgroup.parse_layout(mounts, membership), mounts).met is met
 
 
 def test_names_with_a_nul_are_refused():

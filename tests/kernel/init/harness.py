@@ -510,7 +510,8 @@ class Node:
         groups.limit(Limits(memory_mb=256, disk_mb=64, pids=1500))
         # The launcher makes them under the node's id and so owns them.
         for path in (groups.v2, *groups.v1.values()):
-            for target in (path, path / "cgroup.procs"):
+            entry = "cgroup.procs" if path == groups.v2 else "tasks"
+            for target in (path, path / entry):
                 os.chown(target, HOST_NODE_ID, HOST_NODE_ID)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         directory = cgroup.open_directory(groups.v2)

@@ -74,6 +74,20 @@ def test_nothing_runs_before_there_is_a_root(node):
                 sandbox.set_up()
 
 
+def test_v1_cgroups_are_entered_without_holding_up_the_machine(sandbox):
+    """By ``tasks``: a write to ``cgroup.procs`` takes an RCU grace period, and with it all who fork
+    or make a cgroup."""
+    if not sandbox.cgroups.v1:
+        pytest.skip("no cgroup v1 here")
+    fds = sandbox.cgroups.open_for_pid1()
+    try:
+        assert [Path(os.readlink(f"/proc/self/fd/{fd}")).name for fd in fds[1:]] == ["tasks"] * (
+            len(sandbox.cgroups.v1)
+        )
+    finally:
+        wire.close_fds(fds)
+
+
 def test_a_root_before_the_setup_is_refused(node):
     with node.cloned() as sandbox, pytest.raises(Refused, match=r"message\[3\]"):
         sandbox.take_root("base")
@@ -93,7 +107,7 @@ def test_a_second_setup_is_refused(sandbox):
         (setup_payload(0), 0, r"message\[1\]"),
         (setup_payload(2), 1, r"message\[1\]"),
         (setup_payload(9), 10, r"message\[1\]"),
-        (setup_payload(1), 2, r"cgroup\[0\]"),  # a directory is no cgroup.procs
+        (setup_payload(1), 2, r"cgroup\[0\]"),  # a directory is no file of tasks
         (setup_payload(0)[:32], 1, r"message\[0\]"),  # no host name
         (setup_payload(0)[:-1], 1, r"message"),  # the last string is not ended
         (setup_payload(0, hostname="h" * 65), 1, r"hostname\[0\]"),
