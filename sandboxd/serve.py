@@ -22,7 +22,6 @@ import asyncio
 import importlib
 import logging
 import os
-import pkgutil
 import pwd
 import resource
 import signal
@@ -32,7 +31,6 @@ import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Final
 
 import uvicorn
@@ -44,6 +42,7 @@ from sandboxd.config import Config, ensure_token, is_rootless
 from sandboxd.errors import ConfigError, FeatureMissing, NodeUnavailable
 from sandboxd.host import node_lock
 from sandboxd.host.command import hostd_command
+from sandboxd.late_imports import import_whole
 from sandboxd.linux.process import (
     lower_oom_score,
     raise_limit,
@@ -94,7 +93,7 @@ _LATE_IMPORTS: Final = ("email.message", "h11", "httptools", "multiprocessing", 
 # Plug-ins for other tools and other event loops, the former version, what only starts a program.
 _NOT_IMPORTED: Final = frozenset(
     {
-        *("__main__", "cli", "mypy", "supervisors", "testclient", "v1", "workers", "wsgi"),
+        *("cli", "mypy", "supervisors", "testclient", "v1", "workers", "wsgi"),
         *("_trio", "aiohttp", "django", "pytest_plugin", "router", "trio", "twisted"),
     }
 )
@@ -273,21 +272,7 @@ def _start_node(config: Config, lock: int) -> _Node:
 def _import_late_modules() -> None:
     for name in _LATE_IMPORTS:
         importlib.import_module(name)
-    for package in _IMPORTED_WHOLE:
-        _import_whole(importlib.import_module(package))
-
-
-def _import_whole(package: ModuleType) -> None:
-    """Import every module of a package, but for those that this installation has no use for."""
-    for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        if found.name.rpartition(".")[2] in _NOT_IMPORTED:
-            continue
-        try:
-            module = importlib.import_module(found.name)
-        except Exception:  # noqa: BLE001 - it needs what is not installed: never used then
-            continue
-        if found.ispkg:
-            _import_whole(module)
+    import_whole(_IMPORTED_WHOLE, _NOT_IMPORTED)
 
 
 def _become(account: pwd.struct_passwd | None) -> None:

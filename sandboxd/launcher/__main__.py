@@ -13,7 +13,6 @@ fd 3: hostd, 4: the listening socket for daemons, 5: the zygote. Order of steps:
 
 from __future__ import annotations
 
-import codecs
 import os
 import signal
 import socket
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 from sandboxd.cpu_list import cpu_list
 from sandboxd.host.client import HostClient
+from sandboxd.late_imports import CODECS, import_whole
 from sandboxd.launcher import mounter, protocol, spooler, undertaker, watchdog
 from sandboxd.launcher.census import census
 from sandboxd.launcher.cgroups import NodeCgroups
@@ -86,9 +86,8 @@ class _Prepared:
 
 def main() -> None:
     fold_stderr("launcher")
-    # What is read must be read by now: the id it becomes may not be able to read our own files (a
-    # clone in a closed home). Codecs are looked up late.
-    codecs.lookup("ascii")
+    # What is read must be read by now: the id it becomes may not be able to read our own files.
+    import_whole([CODECS])
     token = seccomp.SyscallToken.draw()
     hostd = socket.socket(fileno=3)
     listener = socket.socket(fileno=4)

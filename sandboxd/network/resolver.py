@@ -28,6 +28,7 @@ import dns.exception
 import dns.message
 import dns.resolver
 
+from sandboxd.late_imports import CODECS, import_whole
 from sandboxd.launcher import protocol
 from sandboxd.linux import nflog, seccomp
 from sandboxd.linux.process import set_dumpable, set_no_new_privs
@@ -53,6 +54,10 @@ READ_AT_ONCE: Final = 64
 RESOLV_CONF: Final = "/etc/resolv.conf"
 RESOLV_CONF_EVERY_S: Final = 5.0
 MEMORY_MAX: Final = 1 << 30
+
+_IMPORTED_WHOLE: Final = (CODECS, "asyncio", "dns")
+# Of other systems and other event loops.
+_NOT_IMPORTED: Final = frozenset({"_trio", "_trio_backend", "windows_events", "windows_utils"})
 
 _PROTOCOLS: Final = {
     socket.IPPROTO_TCP: "tcp",
@@ -306,22 +311,12 @@ def main() -> int:
         sock.setblocking(False)
     upstreams = Upstreams(args.upstreams)
     program = seccomp.compile_profile(seccomp.RESOLVER_PROFILE)
-    _warm_up()
+    import_whole(_IMPORTED_WHOLE, _NOT_IMPORTED)
     _become(args.id)
     seccomp.load(program)
     with suppress(KeyboardInterrupt):
         asyncio.run(_run(upstreams, hostd, launcher, router))
     return 0
-
-
-def _warm_up() -> None:
-    """Import what dnspython and asyncio import when they first need it: the id may not be able to
-    read Python's own files."""
-    query = dns.message.make_query("example.org.", "A")
-    answer = dns.message.make_response(query)
-    for kind, text in (("A", "192.0.2.1"), ("CNAME", "a.example."), ("TXT", '"a"')):
-        answer.answer = [dns.rrset.from_text("example.org.", 5, "IN", kind, text)]
-        dns.message.from_wire(answer.to_wire())
 
 
 async def _run(

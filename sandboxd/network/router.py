@@ -34,6 +34,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
+from sandboxd.late_imports import CODECS, import_whole
 from sandboxd.launcher import protocol
 from sandboxd.linux import capabilities as cap
 from sandboxd.linux import namespaces, nflog
@@ -52,6 +53,8 @@ USER_NAMESPACE: Final = 6
 DNS_PORT: Final = 53
 DNS_BACKLOG: Final = 64
 OPEN_TIMEOUT_MAX_S: Final = 7200
+
+_IMPORTED_WHOLE: Final = (CODECS, "pyroute2.netlink", "pyroute2.requests")
 
 
 class Router:
@@ -239,6 +242,7 @@ def _start(plan: Plan, instance: str, node_id: int, resolver: socket.socket) -> 
     router = Router(plan, network, resolver)
     router.begin()
     router.serve_dns()
+    import_whole(_IMPORTED_WHOLE)
     cap.set_securebits(cap.SECBIT_NO_SETUID_FIXUP)
     os.setgroups([])
     os.setresgid(node_id, node_id, node_id)
