@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 CPU_MAX: Final = 8191
@@ -13,6 +14,7 @@ TEXT_MAX: Final = 1024
 _PART: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 
 
+@lru_cache(maxsize=64)
 def parse_cpu_list(text: str) -> tuple[int, ...]:
     """The CPUs in it, in order. Raises ValueError that says what is wrong."""
     if len(text) > TEXT_MAX:

@@ -134,6 +134,14 @@ def error_response(error: SandboxdError, headers: Mapping[str, str] | None = Non
     return Response(error_body(error), status, all_headers, "application/json")
 
 
+def bug_response(request: Request, error: Exception) -> Response:
+    """For what should not have happened. Raise it again after this answer (Starlette does): then
+    the server logs the traceback."""
+    log.error("%s %s failed: %r", request.method, request.url.path, error)
+    bug = SandboxdError("the daemon failed; its log says why")
+    return error_response(note(request.scope, bug))
+
+
 def validation_error(problems: Iterable[Mapping[str, Any]]) -> RequestError:
     """One error for what pydantic found. What was sent is not sent back: it may be a secret."""
     listed = [
@@ -210,10 +218,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:
-        # Starlette raises it again after this answer, so the server logs the traceback.
-        log.error("%s %s failed: %r", request.method, request.url.path, error)
-        bug = SandboxdError("the daemon failed; its log says why")
-        return error_response(note(request.scope, bug))
+        return bug_response(request, error)
 
 
 def _from_http(request: Request, error: HTTPException) -> SandboxdError:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 MEDIA_TYPE: Final = "application/x-ndjson"
+_MEDIA_TYPE: Final = MEDIA_TYPE.encode()
 
 
 class FrameReader(Protocol):
@@ -29,8 +30,12 @@ class FrameReader(Protocol):
 
 def wants_frames(request: Request) -> bool:
     """Whether the client asked for a stream in its Accept header."""
-    accepted = ",".join(request.headers.getlist("accept"))
-    return any(one.split(";")[0].strip().lower() == MEDIA_TYPE for one in accepted.split(","))
+    return any(
+        one.split(b";")[0].strip().lower() == _MEDIA_TYPE
+        for name, value in request.scope["headers"]
+        if name == b"accept" and value != b"*/*"
+        for one in value.split(b",")
+    )
 
 
 class FrameResponse(Response):

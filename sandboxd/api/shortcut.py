@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sandboxd.api.exception_handlers import CLIENT_GONE, error_response, note
+from sandboxd.api.exception_handlers import CLIENT_GONE, bug_response, error_response, note
 from sandboxd.api.routes import exec as exec_route
 from sandboxd.api.routes import sandboxes
 from sandboxd.errors import SandboxdError
@@ -28,7 +28,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Shortcut:
-    """An ASGI middleware, inside authentication and the body's limit."""
+    """An ASGI application before another one, inside authentication and the body's limit."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -38,12 +38,16 @@ class Shortcut:
         if handler is None:
             await self._app(scope, receive, send)
             return
+        request = Request(scope, receive, send)
         try:
-            response = await handler(Request(scope, receive, send))
+            response = await handler(request)
         except SandboxdError as error:
             response = error_response(note(scope, error))
         except ClientDisconnect:
             response = Response(status_code=CLIENT_GONE)
+        except Exception as error:
+            await bug_response(request, error)(scope, receive, send)
+            raise
         await response(scope, receive, send)
 
 

@@ -57,7 +57,8 @@ class MsgType(IntEnum):
     R_GONE = 84
 
 
-class ExecFlag(IntFlag):
+class ExecFlag(IntEnum):
+    # No IntFlag: to put two of those together costs more than to pack the rest of the message.
     EXEC_PAYLOAD_FD = 1 << 0
     EXEC_STDIN = 1 << 1
     EXEC_DETACH = 1 << 2
@@ -69,7 +70,7 @@ class ExecFlag(IntFlag):
     EXEC_STATUS = 1 << 8
 
 
-class RootFlag(IntFlag):
+class RootFlag(IntEnum):
     ROOT_IDLE = 1 << 0
     ROOT_KILL = 1 << 1
 
@@ -489,6 +490,12 @@ def unpack_cloned(payload: bytes) -> tuple[int, int]:
 
 _FDS_SPACE: Final = socket.CMSG_SPACE(MSG_FDS_MAX * 4)
 
+# As plain numbers: of two members of an IntFlag Python makes a third, at ten times the cost.
+_CLOSE_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_NEWS: Final = ~(_CLOSE_ON_EXEC | int(socket.MSG_EOR))
+"""Flags of a received datagram that say something."""
+
 
 def send(sock: socket.socket, datagram: bytes, fds: Sequence[int] = ()) -> None:
     """Send one datagram and copies of ``fds``. Raises OSError as sendmsg(2) does."""
@@ -505,14 +512,14 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     Raises OSError as recvmsg(2) does, and ProtocolError, with all fds closed, when the datagram or
     its fds did not fit.
     """
-    data, ancillary, flags, _ = sock.recvmsg(MSG_MAX, _FDS_SPACE, socket.MSG_CMSG_CLOEXEC)
-    if not ancillary and not flags & ~socket.MSG_CMSG_CLOEXEC & ~socket.MSG_EOR:
+    data, ancillary, flags, _ = sock.recvmsg(MSG_MAX, _FDS_SPACE, _CLOSE_ON_EXEC)
+    if not ancillary and not flags & _NEWS:
         return data, []
     fds = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if flags & _TRUNCATED:
         close_fds(fds)
         raise ProtocolError("datagram or its file descriptors were truncated")
     return data, list(fds)

@@ -185,7 +185,7 @@ class SandboxCgroups:
             fds = [cgroup.open_directory(self.v2)]
             undo.callback(os.close, fds[0])
             for path in self.v1.values():
-                fds.append(os.open(path / V1_ENTRY, os.O_WRONLY | os.O_CLOEXEC))
+                fds.append(os.open(f"{path}/{V1_ENTRY}", os.O_WRONLY | os.O_CLOEXEC))
                 undo.callback(os.close, fds[-1])
             undo.pop_all()
             return fds

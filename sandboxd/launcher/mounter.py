@@ -104,17 +104,21 @@ def handlers(images_dir: str) -> Callable[[], Mapping[str, Handler]]:
         def view_trees(request: dict[str, Any], fds: list[int]) -> tuple[Any, tuple[int, ...]]:
             del fds
             made: list[int] = []
+            where = os.open(
+                request["directory"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=images_fd
+            )
             try:
+                # By a listing the kernel learns all names in one request, and asks for none below.
+                with os.scandir(where) as listing:
+                    next(listing, None)
+                flags = mount.OPEN_TREE_CLONE | mount.OPEN_TREE_CLOEXEC
                 for name in request["names"]:
-                    path = f"{request['directory']}/{name}"
-                    made.append(
-                        mount.open_tree(
-                            images_fd, path, mount.OPEN_TREE_CLONE | mount.OPEN_TREE_CLOEXEC
-                        )
-                    )
+                    made.append(mount.open_tree(where, name, flags))
             except OSError:
                 close_fds(made)
                 raise
+            finally:
+                os.close(where)
             return {}, tuple(made)
 
         return {

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandboxd.cpu_list import parse_cpu_list
@@ -309,15 +308,15 @@ def _figures(slot: Slot) -> tuple[list[str], tuple[int, ...]]:
     if v2 is None:
         return [], ()
     controllers = groups.node.v2_controllers
-    files: dict[str, Path] = {"cpu.stat": v2 / "cpu.stat"}
+    files = {"cpu.stat": f"{v2}/cpu.stat"}
     if "memory" in v1:
-        files["memory.usage"] = v1["memory"] / "memory.usage_in_bytes"
-        files["memory.stat"] = v1["memory"] / "memory.stat"
+        files["memory.usage"] = f"{v1['memory']}/memory.usage_in_bytes"
+        files["memory.stat"] = f"{v1['memory']}/memory.stat"
     elif "memory" in controllers:
-        files["memory.usage"] = v2 / "memory.current"
-        files["memory.stat"] = v2 / "memory.stat"
+        files["memory.usage"] = f"{v2}/memory.current"
+        files["memory.stat"] = f"{v2}/memory.stat"
     if "pids" in v1 or "pids" in controllers:
-        files["pids"] = v1.get("pids", v2) / "pids.current"
+        files["pids"] = f"{v1.get('pids', v2)}/pids.current"
     opened: dict[str, int] = {}
     for name, path in files.items():
         with suppress(OSError):  # one that this kernel lacks, or a slot that is gone

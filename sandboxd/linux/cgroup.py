@@ -122,7 +122,7 @@ def enable_controllers(path: Path, controllers: frozenset[str]) -> frozenset[str
     return wanted
 
 
-def write(file: Path, value: str | int) -> None:
+def write(file: Path | str, value: str | int) -> None:
     """Write a control file in one write(2), so that its error is that of the write."""
     fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -212,6 +212,10 @@ def remove_tree(path: Path, deadline: float) -> None:
 
     EBUSY is waited out until ``deadline`` and then raised: a process still lives there.
     """
+    with contextlib.suppress(OSError):
+        # Nearly always there is nothing below, and to list a cgroup's files costs far more.
+        path.rmdir()
+        return
     for child in subtree(path):
         _remove(child, deadline)
 

@@ -58,7 +58,7 @@ class Limits(ABC):
 
     def set_cpus(self, path: Path, cpus: str) -> None:
         """The CPUs, as a list; the same file in both versions. Its tasks move at once."""
-        write(path / "cpuset.cpus", cpus)
+        write(f"{path}/cpuset.cpus", cpus)
 
     @abstractmethod
     def set_io(self, path: Path, device: int, limits: tuple[int, int, int, int]) -> None:
@@ -67,7 +67,7 @@ class Limits(ABC):
 
     def set_pids(self, path: Path, count: int) -> None:
         """Limit the number of tasks (threads count); the same file in both versions."""
-        write(path / "pids.max", count)
+        write(f"{path}/pids.max", count)
 
     @abstractmethod
     def memory_bytes(self, path: Path) -> int:
@@ -98,15 +98,17 @@ class LimitsV1(Limits):
     version = 1
 
     def set_memory(self, path: Path, limit_bytes: int, swap_bytes: int = 0) -> None:
-        sockets = path / "memory.kmem.tcp.limit_in_bytes"
-        if sockets.exists():
+        sockets = f"{path}/memory.kmem.tcp.limit_in_bytes"
+        if os.path.exists(sockets):
             # Buffers of TCP and UDP are counted apart from the rest, and without a limit: up to the
             # net.ipv4.{tcp,udp}_mem of the whole host.
             write(sockets, max(SOCKETS_MIN_BYTES, limit_bytes // SOCKETS_PART))
-        memory, both = path / "memory.limit_in_bytes", path / "memory.memsw.limit_in_bytes"
-        if not both.exists():  # swap is not accounted for (swapaccount=0): all there is to turn
+        memory, both = f"{path}/memory.limit_in_bytes", f"{path}/memory.memsw.limit_in_bytes"
+        if not os.path.exists(
+            both
+        ):  # swap is not accounted for (swapaccount=0): all there is to turn
             if swap_bytes == 0:
-                write(path / "memory.swappiness", 0)
+                write(f"{path}/memory.swappiness", 0)
             write(memory, limit_bytes)
             return
         # Memory may at no time be above memory + swap: lower the one first, or raise the other.
@@ -121,19 +123,19 @@ class LimitsV1(Limits):
             write(both, limit_bytes + swap_bytes)
 
     def set_cpu(self, path: Path, cpus: float) -> None:
-        write(path / "cpu.cfs_period_us", CPU_PERIOD_US)
-        write(path / "cpu.cfs_quota_us", quota_us(cpus))
+        write(f"{path}/cpu.cfs_period_us", CPU_PERIOD_US)
+        write(f"{path}/cpu.cfs_quota_us", quota_us(cpus))
 
     def set_cpu_weight(self, path: Path, weight: int) -> None:
         # As the kernel itself puts v2's weights on v1's scale: sched_weight_from_cgroup() in
         # kernel/sched/sched.h, DIV_ROUND_CLOSEST(weight * 1024, CGROUP_WEIGHT_DFL).
         shares = (weight * CPU_SHARES_DEFAULT + CPU_WEIGHT_DEFAULT // 2) // CPU_WEIGHT_DEFAULT
-        write(path / "cpu.shares", shares)
+        write(f"{path}/cpu.shares", shares)
 
     def set_io(self, path: Path, device: int, limits: tuple[int, int, int, int]) -> None:
         names = ("read_bps", "write_bps", "read_iops", "write_iops")
         for name, value in zip(names, limits, strict=True):
-            write(path / f"blkio.throttle.{name}_device", f"{_device(device)} {value}")
+            write(f"{path}/blkio.throttle.{name}_device", f"{_device(device)} {value}")
 
     def memory_bytes(self, path: Path) -> int:
         return _number(path / "memory.usage_in_bytes")
@@ -152,21 +154,21 @@ class LimitsV2(Limits):
     version = 2
 
     def set_memory(self, path: Path, limit_bytes: int, swap_bytes: int = 0) -> None:
-        write(path / "memory.max", limit_bytes)
+        write(f"{path}/memory.max", limit_bytes)
         with contextlib.suppress(FileNotFoundError):  # no swap in this kernel: none to limit
-            write(path / "memory.swap.max", swap_bytes)
+            write(f"{path}/memory.swap.max", swap_bytes)
 
     def set_cpu(self, path: Path, cpus: float) -> None:
-        write(path / "cpu.max", f"{quota_us(cpus)} {CPU_PERIOD_US}")
+        write(f"{path}/cpu.max", f"{quota_us(cpus)} {CPU_PERIOD_US}")
 
     def set_cpu_weight(self, path: Path, weight: int) -> None:
-        write(path / "cpu.weight", weight)
+        write(f"{path}/cpu.weight", weight)
 
     def set_io(self, path: Path, device: int, limits: tuple[int, int, int, int]) -> None:
         names = ("rbps", "wbps", "riops", "wiops")
         pairs = zip(names, limits, strict=True)
         told = " ".join(f"{name}={value or 'max'}" for name, value in pairs)
-        write(path / "io.max", f"{_device(device)} {told}")
+        write(f"{path}/io.max", f"{_device(device)} {told}")
 
     def memory_bytes(self, path: Path) -> int:
         return _number(path / "memory.current")

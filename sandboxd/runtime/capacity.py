@@ -20,7 +20,7 @@ Memory is what the node's own cgroups leave of it, where a job's limit is below 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from sandboxd.config import Config
@@ -59,9 +59,9 @@ class Amounts:
 
     def short_of(self, room: Amounts) -> str | None:
         """The first resource of which ``room`` has less than this; None if it has enough."""
-        for one in fields(self):
-            if getattr(self, one.name) > getattr(room, one.name):
-                return one.name
+        for name in self.__slots__:
+            if getattr(self, name) > getattr(room, name):
+                return name
         return None
 
     def to_json(self) -> dict[str, float]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sandboxd.errors import ImageUnavailable, RequestError, SandboxdError, SandboxNotFound
 from sandboxd.launcher.client import CALL_TIMEOUT_S, Answer
-from sandboxd.launcher.protocol import META_MAX
+from sandboxd.launcher.protocol import META_MAX, encode
 from sandboxd.model import CopyFrom, InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime.clock import ms_since
 from sandboxd.runtime.files import FileWrite
@@ -206,7 +205,7 @@ def _asked_of_launcher(copy_from: CopyFrom) -> dict[str, Any]:
 
 
 def _check_meta(meta: dict[str, Any]) -> None:
-    size = len(json.dumps(meta, separators=(",", ":")))
+    size = len(encode(meta))
     if size > META_MAX:
         raise RequestError(
             f"environment and labels, the image's included, take {size} bytes of {META_MAX}",

@@ -208,7 +208,8 @@ class Views(pyfuse3.Operations):
         if fh == tree.ROOT:
             return
         view, node = await self._find(fh)
-        await self._told(view)
+        if node.local:
+            await self._told(view)
         listed = tree.children(node, view.cpus)
         for position in range(start_id, len(listed)):
             child = listed[position]

@@ -315,9 +315,17 @@ def test_a_bug_is_an_internal_error_without_a_traceback(config, launcher, monkey
     with make_client(config, raise_server_exceptions=False) as client:
         wait_ready(client)
         monkeypatch.setattr(Runtime, "find", broken)
-        answer = client.get("/v1/sandboxes/sb-x")
-        assert error_of(answer, 500)["code"] == "internal-error"
-        assert "shadow" not in answer.text
+        # By the general way, and by the shortcut.
+        for answer in (
+            client.get("/v1/sandboxes/sb-x"),
+            client.post("/v1/sandboxes/sb-x/exec", json={"command": "true"}),
+        ):
+            assert error_of(answer, 500)["code"] == "internal-error"
+            assert "shadow" not in answer.text
+    with make_client(config) as client:
+        for method, path in (("GET", ""), ("POST", "/exec")):
+            with pytest.raises(RuntimeError):  # the server logs it
+                client.request(method, f"/v1/sandboxes/sb-x{path}", json={"command": "true"})
 
 
 def test_the_node(client):

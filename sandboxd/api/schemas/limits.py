@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from sandboxd.api.schemas.base import Answer, Body
 from sandboxd.cpu_list import TEXT_MAX, cpu_list, parse_cpu_list
@@ -43,6 +43,9 @@ Operations = Annotated[int, Field(ge=0, le=1 << 31), _Requests]
 class LimitsBody(Body):
     """What one sandbox may use; what is left out is the node's default."""
 
+    # And with that hashable: pydantic copies a default that is not, deeply, for every request.
+    model_config = ConfigDict(frozen=True)
+
     cpus: float | None = Field(default=None, ge=0.01, le=4096, examples=[1.0])
     memory_mb: int | None = Field(default=None, ge=16, le=1 << 24, examples=[2048])
     disk_mb: int | None = Field(default=None, ge=1, le=1 << 24, examples=[2048])
@@ -68,6 +71,8 @@ class LimitsBody(Body):
     io_write_iops: Operations | None = None
 
     def over(self, defaults: Limits) -> Limits:
+        if not self.model_fields_set:
+            return defaults
         return Limits(
             **{
                 name: getattr(defaults, name) if value is None else value
