@@ -15,6 +15,7 @@ pytest_plugins = ("tests.framework.fixtures",)
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.must_run()  # a misspelt tier must not silently demand nothing
+    tiers.parts()
     if times.factor() > 1:
         config.option.timeout = times.scaled(
             config.option.timeout or float(config.getini("timeout") or 0)
@@ -24,7 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*features): skip unless each feature works here")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if not tiers.in_parts(item.path)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if tiers.in_parts(item.path)]
     for item in items:
         if tier := tiers.tier_of(item.path):
             item.add_marker(tier)

@@ -78,3 +78,24 @@ def test_skips_of_a_demanded_tier_fail(tmp_path: Path, demanded: str, outcome: s
     assert outcome in done.stdout.splitlines()[-1], done.stdout
     if demanded:
         assert "forbids this skip: Skipped: no frobnicator" in done.stdout
+
+
+def test_parts_make_up_a_tier_and_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = sorted((TESTS / "security").glob("test_*.py"))
+    seen = []
+    for part in (1, 2, 3):
+        monkeypatch.setenv(tiers.PARTS, f"security:{part}/3")
+        seen.append({file for file in files if tiers.in_parts(file)})
+        assert abs(len(seen[-1]) - len(files) / 3) < 1
+        assert tiers.in_parts(TESTS / "unit/test_framework_tiers.py"), "of another tier"
+    assert set.union(*seen) == set(files)
+    assert sum(map(len, seen)) == len(files)
+    monkeypatch.setenv(tiers.PARTS, "security:1/3,security:3/3")
+    assert {file for file in files if tiers.in_parts(file)} == seen[0] | seen[2]
+
+
+@pytest.mark.parametrize("text", ["e2e", "e2e:0/4", "e2e:5/4", "nonsense:1/2", "e2e:1/4;unit:1/2"])
+def test_what_is_no_part_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(tiers.PARTS, text)
+    with pytest.raises(ValueError, match="is no part of a tier"):
+        tiers.parts()
