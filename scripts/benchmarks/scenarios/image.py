@@ -3,7 +3,9 @@ squashfuse left to itself, and as a directory on disk; an overlay on each, as in
 
 Without sandboxd around it, whose other costs hide the difference. Cold means that nothing of the
 image's file is in memory and it has just been mounted; of the directory only the content of its
-files is dropped, names and attributes stay known.
+files is dropped, names and attributes stay known. Slow: likewise, and the image's file lies where
+every read takes LATENCY_MS (`slow_files`); ``copied`` is what the second sandbox of a node has that
+copies its hot images (`image_copies_mb`): the copy is made before, and not counted.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.floors import FloorError, SampleProgram, compile_floor, server_environment
@@ -24,6 +27,8 @@ from sif_tools.partition import mountable_partition
 from sif_tools.reader import read_sif
 
 SCENARIO = "Image"
+LATENCY_MS = 2.0
+"""Of a read from a busy network file system, roughly; nothing was measured for it."""
 PYTHON = ("python3", "-c", "import json, asyncio, unittest")
 COMMANDS = {
     "true": ("/bin/true",),
@@ -80,9 +85,12 @@ def image(rig: Rig) -> None:
     rig.measured.note("squashfuse", "squashfuse_ll without what sandboxd puts into it")
     rig.measured.note("kernel", 'squashfs on a loop device: image_backend = "kernel"')
     rig.measured.note("directory", "the image's files on disk; no wall, no image")
+    rig.measured.note("slow", f"the image's file lies where each read takes {LATENCY_MS:g} ms")
+    rig.measured.note("copied", "the same once the node has a copy of its own")
     warm(rig, place)
     for number in range(rig.size.slow_rounds):
         cold(rig, place, number)
+        slow(rig, place, number)
 
 
 def warm(rig: Rig, place: Place) -> None:
@@ -116,14 +124,48 @@ def cold(rig: Rig, place: Place, number: int) -> None:
                     path = f"{directory}/{name}"
                     if os.path.isfile(path) and not os.path.islink(path):
                         drop_from_memory(path)
-        started = time.perf_counter()
-        with (
-            mounted(place, subject) as inside,
-            sampled(place, subject, inside, "cold", PYTHON) as program,
-        ):
-            program.samples_ms(1)
-            taken_s = time.perf_counter() - started
-        rig.measured.add(Key(SCENARIO, "cold python", subject), taken_s * 1000)
+        taken_ms = first_start_ms(place, subject)
+        rig.measured.add(Key(SCENARIO, "cold python", subject), taken_ms)
+
+
+def slow(rig: Rig, place: Place, number: int) -> None:
+    """The same from storage that is far away."""
+    subjects = (OURS, "squashfuse", "kernel", "copied")
+    first = number % len(subjects)
+    for subject in (*subjects[first:], *subjects[:first]):
+        if subject == "copied":
+            drop_from_memory(str(place.sif))
+            taken_ms = first_start_ms(place, OURS)
+        else:
+            with slow_storage(place) as sif:
+                taken_ms = first_start_ms(replace(place, sif=sif), subject)
+        rig.measured.add(Key(SCENARIO, "slow python", subject), taken_ms)
+
+
+def first_start_ms(place: Place, subject: str) -> float:
+    """The mount and Python's start."""
+    started = time.perf_counter()
+    with (
+        mounted(place, subject) as inside,
+        sampled(place, subject, inside, "cold", PYTHON) as program,
+    ):
+        program.samples_ms(1)
+        return (time.perf_counter() - started) * 1000
+
+
+@contextlib.contextmanager
+def slow_storage(place: Place) -> Iterator[Path]:
+    """The image's file on storage that is far away; nothing of it is in memory there."""
+    directory = place.scratch / "slow"
+    directory.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.slow_files", place.sif, directory, LATENCY_MS]
+    with subprocess.Popen(
+        [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        if server.stdout.readline() != b"ready\n":
+            raise FloorError("no slow storage (the reason is above)")
+        yield directory / place.sif.name
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Starting Python in a sandbox: from a warm image, and from one of which nothing is in memory.
 
 Cold means: the image is unmounted and what the kernel keeps of its SIF dropped
-(posix_fadvise(2), POSIX_FADV_DONTNEED); nothing else of the machine is. Storage slower than this
-machine's is not imitated.
+(posix_fadvise(2), POSIX_FADV_DONTNEED); nothing else of the machine is. For storage slower than
+this machine's see `image`.
 """
 
 from __future__ import annotations
