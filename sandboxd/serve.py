@@ -19,6 +19,7 @@ An ordinary user's daemon has a node of its own, which makes do without root
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import logging
 import os
@@ -382,6 +383,10 @@ def _serve(
         reloader,
         node,
     )
+    # What is there by now stays. To look through it takes the collector 70 ms, in which no request
+    # is answered; a full collection without it takes 4.
+    gc.collect()
+    gc.freeze()
     # uvicorn raises the signal again once it has ended; here ending is what was asked for.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with suppress(KeyboardInterrupt):
