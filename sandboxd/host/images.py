@@ -7,8 +7,7 @@ be given), that lies on a file system of this machine, and there below the image
 daemon or a launcher that was taken over cannot name another file of root's. What was looked at once
 is known by its inode and its times of change.
 
-A digest takes a second for a gigabyte, and a disk may never answer: a child does each, and answers
-the launcher itself over hostd's socket, where a message is whole whoever sends it.
+A digest takes a second for a gigabyte, and a disk may never answer: a child does each.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ import stat
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sandboxd.host.children import Children
 from sandboxd.launcher import protocol
 from sandboxd.linux import file_system, namespaces, squashfs
-from sandboxd.linux.pidfd import kill_within
 
 CHILDREN_MAX: Final = 32
 KNOWN_MAX: Final = 4096
-END_S: Final = 1.0
 NOT_TRUSTED: Final = errno.EPERM
 """The errno that says so, and no other failure."""
 
@@ -40,19 +38,19 @@ class KernelImages:
 
     def __init__(self, images_dir: str) -> None:
         self._images_dir = images_dir
-        self._children: dict[int, tuple[int, Identity, str]] = {}
+        self._children: Children[tuple[Identity, str]] = Children(CHILDREN_MAX)
         self._known: dict[Identity, str] = {}
 
     @property
     def pidfds(self) -> list[int]:
         """Readable once one has ended; then it is for ``ended``."""
-        return list(self._children)
+        return self._children.pidfds
 
     def mount(
         self, sock: socket.socket, message: Mapping[str, Any], file_fd: int, launcher_pid: int
     ) -> None:
         """Have a launcher's ``image`` answered: with the mount's descriptor, or an errno."""
-        if len(self._children) == CHILDREN_MAX:
+        if self._children.is_full:
             told = {"errno": errno.EAGAIN, "what": "too many are mounted already"}
             protocol.send(sock, {"id": message["id"], **told})
             return
@@ -60,10 +58,8 @@ class KernelImages:
         identity = _identity(os.fstat(file_fd))
         known = self._known.get(identity) == digest
         user_ns = namespaces.open_namespace(launcher_pid, "user")
-        pid = os.fork()
-        if pid:
+        if not self._children.fork((identity, digest)):
             os.close(user_ns)
-            self._children[os.pidfd_open(pid)] = (pid, identity, digest)
             return
         verified = False
         try:
@@ -89,9 +85,7 @@ class KernelImages:
             os._exit(0 if verified else 1)
 
     def ended(self, pidfd: int) -> None:
-        pid, identity, digest = self._children.pop(pidfd)
-        _, status = os.waitpid(pid, 0)
-        os.close(pidfd)
+        (identity, digest), status = self._children.ended(pidfd)
         if status == 0:
             self._known[identity] = digest
             while len(self._known) > KNOWN_MAX:
@@ -99,12 +93,7 @@ class KernelImages:
 
     def stop(self) -> None:
         """End them all. Idempotent."""
-        for pidfd in self.pidfds:
-            if kill_within(pidfd, END_S):
-                self.ended(pidfd)
-            else:  # a disk holds it up; whoever is its parent then sees its end
-                os.close(pidfd)
-                del self._children[pidfd]
+        self._children.stop()
 
 
 def check_file(fd: int, images_dir: str) -> None:

@@ -1,7 +1,4 @@
-"""The children of hostd that open mounts: a source's file system may never answer, and hostd must.
-
-Each answers the launcher itself, over hostd's socket, where a message is whole whoever sends it.
-"""
+"""Opening host mounts for a launcher, each by a child: a source's file system may never answer."""
 
 from __future__ import annotations
 
@@ -11,39 +8,35 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from sandboxd.host.children import Children
 from sandboxd.host.mounts import open_mount
 from sandboxd.launcher import protocol
 from sandboxd.linux import namespaces
-from sandboxd.linux.pidfd import kill_within
 from sandboxd.model import MountRoot
 
 OPENERS_MAX: Final = 64
 """Mounts that are waited for at once: each is a process that a file system may hold up."""
-END_S: Final = 1.0
 
 
 class Openers:
     def __init__(self, roots: Sequence[MountRoot]) -> None:
         self._roots = roots
-        self._pids: dict[int, int] = {}
-        """Of the children that open a mount, or have, by pidfd."""
+        self._children: Children[None] = Children(OPENERS_MAX)
 
     @property
     def pidfds(self) -> list[int]:
         """Readable once one has ended; then it is for ``ended``."""
-        return list(self._pids)
+        return self._children.pidfds
 
     def open(self, sock: socket.socket, message: Mapping[str, Any], launcher_pid: int) -> None:
         """Have a launcher's ``mount`` answered."""
-        if len(self._pids) == OPENERS_MAX:
+        if self._children.is_full:
             told = {"errno": errno.EAGAIN, "what": "too many are waited for already"}
             protocol.send(sock, {"id": message["id"], **told})
             return
         user_ns = namespaces.open_namespace(launcher_pid, "user")
-        pid = os.fork()
-        if pid:
+        if not self._children.fork(None):
             os.close(user_ns)
-            self._pids[os.pidfd_open(pid)] = pid
             return
         try:
             answer, fds = _answer(self._roots, message, user_ns)
@@ -52,17 +45,11 @@ class Openers:
             os._exit(0)
 
     def ended(self, pidfd: int) -> None:
-        os.waitpid(self._pids.pop(pidfd), 0)
-        os.close(pidfd)
+        self._children.ended(pidfd)
 
     def stop(self) -> None:
         """End them all. Idempotent."""
-        for pidfd in self.pidfds:
-            if kill_within(pidfd, END_S):
-                self.ended(pidfd)
-            else:  # a file system holds it up; whoever is its parent then sees its end
-                os.close(pidfd)
-                del self._pids[pidfd]
+        self._children.stop()
 
 
 def _answer(
