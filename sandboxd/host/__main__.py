@@ -20,12 +20,14 @@ from typing import Any
 from sandboxd.errors import FeatureMissing, SandboxdError
 from sandboxd.host import node_lock
 from sandboxd.host.hostd import MakeNode, Node, NodeSettings, run
-from sandboxd.host.ids import find_ids
+from sandboxd.host.ids import SANDBOX_IDS, find_ids
 from sandboxd.host.network import NetworkSettings, refusal
 from sandboxd.host.rootless import NO_NETWORK, Rootless, RootlessNode, check_oom_score
 from sandboxd.host.rootless import node_ids as rootless_ids
+from sandboxd.linux import bpf_lsm
 from sandboxd.linux.features import Features, probe
 from sandboxd.linux.findings import Probe, Status
+from sandboxd.linux.id_ranges import IdRange
 from sandboxd.linux.process import lower_oom_score
 from sandboxd.log_lines import VARIABLE, common_fields, fold_stderr
 from sandboxd.model import KernelCaps, parse_mount_roots
@@ -115,6 +117,9 @@ def main() -> int:
             mount_roots=parse_mount_roots(args.mount_roots),
             kernel_caps=KernelCaps(**json.loads(args.kernel_caps)),
         )
+        if features.security_attributes == "program":
+            # The descriptor lives as long as this process, and with it the node.
+            bpf_lsm.refuse_security_attributes(IdRange(ids.base, SANDBOX_IDS))
         run(settings, args.lifeline_fd, args.ready_fd, make)
     except (SandboxdError, OSError) as error:
         hint = getattr(error, "hint", None)

@@ -14,11 +14,13 @@ One thin wrapper for each system call; none keeps state. Everything here raises
 ``cgroup_usage``   what all groups below one use
 ``procfs``         readers of /proc
 ``seccomp``        filters
+``bpf_lsm``        a rule for the kernel's LSM bpf
 ``id_ranges``      subordinate ids and the maps made of them
 ``user_ids``       the ids that an ordinary user can have in a user namespace
 ``programs``       programs of other packages
 ``settings``       sysctls and limits that many sandboxes need
 ``child``          a function in a short-lived child, for ``probes``
 ``features``       what this node can do, found out by doing it; ``features_user`` for a node
-                   of an ordinary user, ``findings`` for how it is told
+                   of an ordinary user, ``features_attributes`` for ``security.*``, ``findings``
+                   for how it is told
 """

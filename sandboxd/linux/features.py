@@ -22,7 +22,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from sandboxd.linux import cgroup, features_user, id_ranges, procfs, programs, settings
+from sandboxd.linux import (
+    cgroup,
+    features_attributes,
+    features_user,
+    id_ranges,
+    procfs,
+    programs,
+    settings,
+)
 from sandboxd.linux.cgroup import CgroupLayout
 from sandboxd.linux.child import ChildError
 from sandboxd.linux.findings import Findings, Probe, Status, reason_of
@@ -79,6 +87,9 @@ class Features:
     programs: Mapping[str, str | None] = field(default_factory=dict)
     kernel_images: bool = False
     """The kernel itself can serve images here (``image_backend = "kernel"``)."""
+    security_attributes: str = "kernel"
+    """Who refuses ``security.*`` attributes to a sandbox: the ``kernel``; a ``program`` of hostd's
+    for its LSM bpf (``bpf_lsm``), where that lets anybody set them; ``nobody``."""
     checkpoint: str = "not looked for"
     """Why no process of a sandbox can be checkpointed here: a snapshot with ``processes`` is
     refused (``checkpoint-unsupported``)."""
@@ -162,6 +173,9 @@ def probe(
         fuse_request_timeout=_fuse_request_timeout(found),
         programs=_programs(found),
         kernel_images=_kernel_images(found, map_ids if count else None, image_backend),
+        security_attributes=features_attributes.find(
+            found, map_ids if count else None, IdRange(base, SANDBOX_IDS)
+        ),
         checkpoint=_checkpoint(found),
     )
     if user is not None:

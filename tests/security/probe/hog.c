@@ -97,6 +97,35 @@ static long take_watches(void) {
     return inotify_add_watch(instance, path, IN_MODIFY) < 0 ? -1 : 1;
 }
 
+/* Of one file, 32 KiB each; and of as many files as there are, each with one that an LSM may own. */
+static long take_attributes(const char *space) {
+    static char value[32768];
+    static int made;
+    char path[64], name[64];
+    snprintf(path, sizeof path, "/dev/shm/attributes%d", *space ? 0 : made);
+    snprintf(name, sizeof name, *space ? "%s.%d" : "security.selinux", space, made++);
+    int fd = open(path, O_CREAT | O_WRONLY, 0600);
+    if (fd < 0)
+        return -1;
+    long result = syscall(SYS_fsetxattr, fd, name, value, sizeof value, 0L);
+    int error = errno;
+    close(fd);
+    errno = error;
+    return result < 0 ? -1 : 32;
+}
+
+static long take_user_attributes(void) {
+    return take_attributes("user");
+}
+
+static long take_security_attributes(void) {
+    return take_attributes("security");
+}
+
+static long take_labels(void) {
+    return take_attributes("");
+}
+
 static long take_queues(void) {
     static int made;
     char name[32], message[8192] = "x";
@@ -318,6 +347,7 @@ static const struct {
     MODE(udp),      MODE(memory),  MODE(processes),   MODE(threads),    MODE(orphans),
     MODE(inodes),   MODE(disk),    MODE(dev_shm),     MODE(dev),        MODE(depth),
     MODE(lock),     MODE(lease),
+    MODE(user_attributes), MODE(security_attributes), MODE(labels),
 };
 
 int main(int argc, char **argv) {

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <linux/capability.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <linux/netlink.h>
@@ -352,6 +353,13 @@ static long op_setxattr(const char *arg) {
     memcpy(path, arg, (size_t)(comma - arg));
     path[comma - arg] = 0;
     return syscall(SYS_setxattr, path, comma + 1, "y", 1L, 0L);
+}
+
+/* A valid one: the kernel looks at its form before it asks who is there. */
+static long op_file_capability(const char *arg) {
+    struct vfs_cap_data data = {.magic_etc = VFS_CAP_REVISION_2,
+                                .data = {{.permitted = 1U << CAP_NET_BIND_SERVICE}}};
+    return syscall(SYS_setxattr, arg, "security.capability", &data, sizeof data, 0L);
 }
 
 static long make_node(const char *arg, mode_t kind) {
@@ -918,6 +926,7 @@ static const struct {
     OP(mkdir),
     OP(truncate),
     OP(setxattr),
+    OP(file_capability),
     OP(writable),
     OP(mknod_c),
     OP(mknod_b),
