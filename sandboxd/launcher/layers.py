@@ -11,8 +11,8 @@ is always let go of last, since whoever closes the last one pays for freeing the
 
 from __future__ import annotations
 
-import itertools
 import os
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -65,10 +65,11 @@ class Layers:
         """``detach``: of ``Staging``, where layers are attached."""
         self._undertaker = undertaker
         self._detach = detach
-        self._names = itertools.count(1)
 
     def new_name(self) -> str:
-        return f"w{next(self._names)}"
+        """Drawn and not counted: where layers are attached, a sandbox reads its own one's name in
+        its mountinfo, and is not to learn how many others there have been."""
+        return f"w{secrets.token_hex(6)}"
 
     def adopt(self, fd: int, name: str | None = None) -> Layer:
         """A layer from a fresh mount, with one user; takes ``fd`` over. ``name``: of one that is
