@@ -45,7 +45,7 @@ def test_control_root_gives_a_program_its_capabilities(place: str, as_root: Insi
     assert as_root.ask(f"file_capability:{file_in(place, as_root)}").startswith("ok")
 
 
-ENOUGH_KIB = 512 << 10
+ENOUGH_KIB = 128 << 10
 INODES_KIB = 65_536
 """A kernel with attributes on tmpfs takes them out of the inodes, each for one KiB; /dev/shm has so
 many."""
