@@ -90,10 +90,12 @@ class Lanes:
 
     def _answered(self, asked: _Request, reply: Promise[Reply]) -> None:
         worker = self._aside.pop(asked, None)
-        if worker is not None:
+        if worker is None:
+            self._at = None
+        elif self._worker.is_started:
             worker.kill()
         else:
-            self._at = None
+            self._worker = worker  # nobody asked in the meantime: it has its place again
         if reply.error is not None:
             asked.answer.reject(reply.error)
         else:

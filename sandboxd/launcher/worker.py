@@ -126,6 +126,10 @@ class Worker:
                     return
         self._loop.remove_writer(sock.fileno())
 
+    @property
+    def is_started(self) -> bool:
+        return self._sock is not None
+
     def start(self) -> None:
         """Have the child now, where the first request should not pay for it."""
         if self._sock is None:

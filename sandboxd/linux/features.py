@@ -174,7 +174,10 @@ def probe(
         programs=_programs(found),
         kernel_images=_kernel_images(found, map_ids if count else None, image_backend),
         security_attributes=features_attributes.find(
-            found, map_ids if count else None, IdRange(base, SANDBOX_IDS)
+            found,
+            map_ids if count else None,
+            IdRange(base, SANDBOX_IDS),
+            SANDBOX_IDS if count == NODE_IDS else 0,
         ),
         checkpoint=_checkpoint(found),
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sandboxd.launcher import lanes
+from sandboxd.launcher.lanes import Lanes
 from sandboxd.launcher.loop import Loop
 from sandboxd.launcher.worker import Worker
 
@@ -240,3 +242,49 @@ def test_a_worker_ends_with_its_launcher(loop, worker):
     worker._sock.close()
     worker._sock = None
     until(loop, lambda: pid not in children())
+
+
+@pytest.fixture
+def at_once_aside(loop, monkeypatch):
+    """Workers of lanes that are set aside as soon as they have not answered at once."""
+    monkeypatch.setattr(lanes, "STALL_S", 0.001)
+    others = children()
+    made = Lanes(loop, "worker", handlers)
+    yield made
+    made._worker.kill()
+    until(loop, lambda: children() <= others)
+    until(loop, lambda: not made._worker.is_started)
+
+
+def stall(loop, made):
+    """Have its worker set aside; the promise, and the end of the pipe that it waits for."""
+    gate, opened = os.pipe()
+    answer = made.request("wait", (gate,), lanes=("one",))
+    os.close(gate)
+    until(loop, lambda: made._aside)
+    return answer, opened
+
+
+def test_one_set_aside_has_its_place_again_where_nobody_took_it(loop, at_once_aside):
+    answer, opened = stall(loop, at_once_aside)
+    (slow,) = at_once_aside._aside.values()
+    os.write(opened, b"x")
+    os.close(opened)
+    assert ask(loop, answer) == {}
+    said = ask(loop, at_once_aside.request("echo", text="x", lanes=("one",)))
+    assert said["said"] == "x"
+    assert at_once_aside._worker is slow
+    assert str(slow.pid) in children()
+
+
+def test_one_set_aside_ends_where_another_works(loop, at_once_aside):
+    answer, opened = stall(loop, at_once_aside)
+    (slow,) = at_once_aside._aside.values()
+    pid = str(slow.pid)
+    assert ask(loop, at_once_aside.request("echo", text="y", lanes=("two",)))["said"] == "y"
+    os.write(opened, b"x")
+    os.close(opened)
+    assert ask(loop, answer) == {}
+    until(loop, lambda: pid not in children())
+    until(loop, lambda: not slow.is_started)
+    assert str(at_once_aside._worker.pid) in children()

@@ -27,10 +27,17 @@ def told(
             raise rule
         return os.open("/dev/null", os.O_RDONLY)
 
-    monkeypatch.setattr(attributes, "anybody_may_set_them", lambda map_ids: next(asked))
+    def may(map_ids: object, uid: int) -> bool:
+        asked_as.append(uid)
+        return next(asked)
+
+    asked_as: list[int] = []
+    monkeypatch.setattr(attributes, "anybody_may_set_them", may)
     monkeypatch.setattr(bpf_lsm, "refuse_security_attributes", refuse)
     found = Findings()
-    who = features_attributes.find(found, lambda pid: None, IDS)
+    who = features_attributes.find(found, lambda pid: None, IDS, 65_536)
+    # Not as one whom the rule of a node that runs already is for.
+    assert asked_as == [65_536, 0][: len(answers)]
     assert next(asked, None) is None
     (probe,) = found.probes
     return who, probe

@@ -11,14 +11,16 @@ from sandboxd.linux.probes.mounts import NODE, SCRATCH, TIMEOUT_S, MapIds
 LSMS = Path("/sys/kernel/security/lsm")
 
 
-def anybody_may_set_them(map_ids: MapIds) -> bool:
-    """Without a capability, on a tmpfs, as the first of the mapped ids. A kernel that is as it
-    should be asks for CAP_SYS_ADMIN (xattr(7))."""
+def anybody_may_set_them(map_ids: MapIds, uid: int) -> bool:
+    """Without a capability, on a tmpfs, as one of the mapped ids. A kernel that is as it should be
+    asks for CAP_SYS_ADMIN (xattr(7))."""
 
     def work() -> bool:
         mount.mount("tmpfs", SCRATCH, "tmpfs", mount.MS_NOSUID | mount.MS_NODEV, "size=1m")
         file = SCRATCH / "file"
         file.touch()
+        file.chmod(0o666)
+        os.setresuid(uid, uid, uid)
         capabilities.capset(0, 0, 0)
         try:
             os.setxattr(file, "security.sandboxd", b"1")
