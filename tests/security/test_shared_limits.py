@@ -115,11 +115,8 @@ def test_keys_are_refused_altogether(inside: Inside) -> None:
 
 def node_has_raised(daemon: Daemon, name: str) -> bool:
     """Whether the node could lift its own hard limit, which caps the sum over its sandboxes."""
-    lines = Path(f"/proc/{daemon.api_pid}/limits").read_text().splitlines()
-    for pid in daemon.refresh_family():
-        with contextlib.suppress(OSError):
-            if "init\0zygote" in Path(f"/proc/{pid}/cmdline").read_text():
-                lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    zygote, *_ = pids_of(daemon, "init zygote")
+    lines = Path(f"/proc/{zygote}/limits").read_text().splitlines()
     return "unlimited" in next(line for line in lines if name in line)
 
 
