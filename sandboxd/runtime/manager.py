@@ -193,9 +193,11 @@ class Runtime:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The CPUs that the node may use; none until the launcher has said so."""
+        """The CPUs that sandboxes may have; none until the launcher has said what there are."""
         said = self._node.get("cpus")
-        return parse_cpu_list(said) if isinstance(said, str) else ()
+        there = parse_cpu_list(said) if isinstance(said, str) and said else ()
+        kept = self.config.max_limits.cpuset
+        return tuple(sorted(set(there) & set(parse_cpu_list(kept)))) if kept else there
 
     def find(self, sandbox_id: str) -> Sandbox:
         sandbox = self._table.get(sandbox_id)

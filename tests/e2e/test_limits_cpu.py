@@ -171,6 +171,16 @@ def test_an_operator_keeps_cpus_for_the_job(bounded_daemon: Daemon):
     )
 
 
+@needs_two
+def test_to_ask_for_no_cpus_by_name_is_not_to_have_all(bounded_daemon: Daemon):
+    assert bounded_daemon.http.get("/v1/node").json()["cpus"] == str(LAST)
+    limits = {"cpuset": "", "cpus": len(CPUS)}
+    with bounded_daemon.sandbox("busybox", limits=limits) as sandbox:
+        said = bounded_daemon.http.get(f"/v1/sandboxes/{sandbox}").json()
+        assert said["limits"]["cpuset"] == str(LAST)
+        assert seen(bounded_daemon, sandbox) == ["1", "1", str(LAST), str(LAST)]
+
+
 def test_the_command_line_asks_for_them(daemon: Daemon):
     words = ["run", "--cpuset", str(LAST), "--cpu-weight", "300", "--json", "busybox", "--"]
     done = CommandLine(daemon)(*words, "nproc")

@@ -13,6 +13,7 @@ from sandboxd.api.exception_handlers import documented
 from sandboxd.api.routes.drain import drain_state
 from sandboxd.api.schemas.node import NodeAnswer
 from sandboxd.config import Config
+from sandboxd.cpu_list import cpu_list
 from sandboxd.runtime.manager import Runtime
 
 router = APIRouter(prefix="/v1/node", tags=["node"])
@@ -48,7 +49,7 @@ async def node(request: Request) -> Response:
             "features": table("features"),
             "enforcement": table("limits"),
             "kernel_caps": table("kernel_caps"),
-            "cpus": str(said.get("cpus", "")),
+            "cpus": cpu_list(runtime.cpus),
             "capacity": table("capacity"),
             "counts": table("counts"),
             "admission": {**runtime.admission.to_json(), "drain": drain_state(runtime)},

@@ -60,7 +60,7 @@ class LimitsBody(Body):
     cpu_weight: int | None = Field(default=None, ge=1, le=CPU_WEIGHT_MAX, examples=[100])
     """Its part of a CPU that others want too is this against the sum of all weights."""
     cpuset: CpuList | None = Field(default=None, examples=["0-3,6"])
-    """Which CPUs. Programs see as many of them as ``cpus`` has room for, rounded up."""
+    """Which CPUs, of the node's ``cpus``; all of them if empty. Programs see as many of them as ``cpus`` has room for, rounded up."""
     io_read_bps: Throughput | None = None
     """Bytes a second that reads of its writable layer take from disk; like the next three without a
     bound if 0, and refused (`limit-unenforceable`) by a node that cannot hold it: layers in memory
@@ -70,15 +70,16 @@ class LimitsBody(Body):
     """Requests a second."""
     io_write_iops: Operations | None = None
 
-    def over(self, defaults: Limits) -> Limits:
+    def over(self, defaults: Limits, most: Limits) -> Limits:
         if not self.model_fields_set:
             return defaults
-        return Limits(
-            **{
-                name: getattr(defaults, name) if value is None else value
-                for name, value in self.model_dump().items()
-            }
-        )
+        named = {
+            name: getattr(defaults, name) if value is None else value
+            for name, value in self.model_dump().items()
+        }
+        # Empty is all that a sandbox may have, which is not all that there are.
+        named["cpuset"] = named["cpuset"] or most.cpuset
+        return Limits(**named)
 
 
 class LimitsAnswer(Answer):
@@ -91,7 +92,7 @@ class LimitsAnswer(Answer):
     shm_mb: int
     cpu_weight: int
     cpuset: str
-    """All that the node has if empty."""
+    """All of the node's ``cpus`` if empty."""
     io_read_bps: int
     """Like the next three without a bound if 0."""
     io_write_bps: int

@@ -178,7 +178,7 @@ class CreateBody(Body):
             image=self.image or "",
             snapshot=self.snapshot,
             copy_from=self.copy_from.to_copy() if self.copy_from else None,
-            limits=self.limits.over(config.default_limits),
+            limits=self.limits.over(config.default_limits, config.max_limits),
             run=self.run,
             name=self.name,
             labels=self.labels,
