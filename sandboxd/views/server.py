@@ -47,8 +47,9 @@ KEEP_S: Final = 3600.0
 """Names never change, nor does anything of a directory: the kernel may keep them."""
 OF_COMMANDS_MAX: Final = 64
 """Readings kept of a sandbox's files below commands' directories."""
-TASKS_MAX: Final = 4096
-"""Requests that wait for their turn, all sandboxes together."""
+TASKS_MAX: Final = 16_384
+"""Requests that wait for their turn, all sandboxes together: 12 KiB each. Above it the kernel keeps
+the rest in one line, in which everybody stands behind those who ask too much."""
 CPUINFO_FRESH_S: Final = 30.0
 """Reading the host's interrupts every CPU of it."""
 
@@ -221,7 +222,11 @@ class Views(pyfuse3.Operations):
     async def statfs(self, ctx: Any) -> pyfuse3.StatvfsData:
         """Also how the launcher asks whether the server lives."""
         del ctx
-        return pyfuse3.StatvfsData()
+        found = pyfuse3.StatvfsData()
+        # As a cgroup's: who sizes a buffer by the longest name, or divides by a block, has one.
+        found.f_bsize = found.f_frsize = os.sysconf("SC_PAGE_SIZE")
+        found.f_namemax = 255
+        return found
 
     # --- behind them -------------------------------------------------------------------------
 

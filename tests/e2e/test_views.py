@@ -155,6 +155,8 @@ def test_cgroup_files_say_the_limits(daemon: Daemon) -> None:
         cpus = "cd /sys/fs/cgroup; cat cpuset.cpus cpuset/cpuset.effective_cpus"
         online = shell(daemon, sandbox, "cat /sys/devices/system/cpu/online")
         assert shell(daemon, sandbox, cpus) == 2 * online
+        # Of a file system that is there: programs size buffers by these.
+        assert shell(daemon, sandbox, "stat -f -c '%s %l' /sys/fs/cgroup") == "4096 255\n"
         hierarchies = shell(daemon, sandbox, "tail -n +2 /proc/cgroups | cut -f 2").split()
         assert set(hierarchies) == {"0"}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests.framework.daemon import Daemon
-from tests.security.probing import Inside, alive
+from tests.security.probing import Inside, alive, install
 
 FILES = (
     "/proc/meminfo",
@@ -102,6 +104,30 @@ def test_a_sandbox_that_reads_in_a_loop_holds_up_nobody(daemon: Daemon, hostile:
     features = daemon.http.get("/v1/node").json()["features"]
     assert features["proc_views"] == "serving"
     alive(daemon, hostile)
+
+
+def test_sandboxes_that_read_together_hold_up_nobody(
+    daemon: Daemon, programs: dict[str, Path]
+) -> None:
+    """However many wait for their turn, a neighbour does not stand in line behind them: its reads
+    are over before one of theirs has had a few answers."""
+    limits = {"pids": 4100, "memory_mb": 512, "disk_mb": 16}
+    asked = "s() { stat -c %s /tmp/asked; }"
+    with ExitStack() as stack:
+        several = [stack.enter_context(daemon.sandbox("busybox", limits=limits)) for _ in range(2)]
+        for one in several:
+            install(daemon, one, programs)
+            assert Inside(daemon, one, "root").hold("readers", 4000) == (4000, "enough")
+        # From here on all of them wait: what may be asked at once is used up.
+        begun = f"{asked}; n=$(s); until [ $(s) -gt $((n + 2)) ]; do usleep 20000; done; s"
+        before = int(daemon.exec(several[0], begun, timeout_s=60)["stdout"])
+        neighbour = stack.enter_context(daemon.sandbox("busybox"))
+        script = "i=0; while [ $i -lt 20 ]; do head -n1 /proc/meminfo; i=$((i+1)); done"
+        result = daemon.exec(neighbour, script, timeout_s=120)
+        assert (result["exit_code"], len(result["stdout"].splitlines())) == (0, 20)
+        assert int(daemon.exec(several[0], f"{asked}; s")["stdout"]) - before < 5
+    features = daemon.http.get("/v1/node").json()["features"]
+    assert features["proc_views"] == "serving"
 
 
 def test_files_held_open_are_read_on(daemon: Daemon, hostile: str) -> None:

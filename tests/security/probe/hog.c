@@ -255,6 +255,28 @@ static long take_threads(void) {
     return errno ? -1 : 1;
 }
 
+/* Asks a proc view again and again; of the first one /tmp/asked has a byte for each answer. */
+static void *reader(void *first) {
+    int asked = first ? open("/tmp/asked", O_CREAT | O_WRONLY, 0600) : -1;
+    for (;;) {
+        int fd = open("/proc/meminfo", O_RDONLY);
+        if (fd >= 0)
+            close(fd);
+        if (asked >= 0 && write(asked, "", 1) != 1)
+            return NULL;
+    }
+}
+
+static long take_readers(void) {
+    static int made;
+    pthread_t thread;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 65536);
+    errno = pthread_create(&thread, &attr, reader, made++ ? NULL : &made);
+    return errno ? -1 : 1;
+}
+
 /* A grandchild whose parent has ended: PID 1's to reap. */
 static long take_orphans(void) {
     pid_t pid = fork();
@@ -371,6 +393,7 @@ static const struct {
     MODE(user_attributes),
     MODE(security_attributes),
     MODE(labels),
+    MODE(readers),
 };
 
 int main(int argc, char **argv) {
