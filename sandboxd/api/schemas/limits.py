@@ -60,8 +60,8 @@ class LimitsBody(Body):
     cpu_weight: int | None = Field(default=None, ge=1, le=CPU_WEIGHT_MAX, examples=[100])
     """Its part of a CPU that others want too is this against the sum of all weights."""
     cpuset: CpuList | None = Field(default=None, examples=["0-3,6"])
-    """Which CPUs, of the node's ``cpus``; all of those if empty. Programs see as many of them as the
-    limit ``cpus`` has room for, rounded up."""
+    """Which CPUs, of the node's ``cpus``; all of those if empty. Programs see as many of them as
+    the limit ``cpus`` has room for, rounded up."""
     io_read_bps: Throughput | None = None
     """Bytes a second that reads of its writable layer take from disk; like the next three without a
     bound if 0, and refused (`limit-unenforceable`) by a node that cannot hold it: layers in memory
