@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.at_once import client_of, in_background
 from tests.e2e.restarts import running_node
+from tests.framework import times
 from tests.framework.daemon import Daemon
 from tests.framework.leaks import LeakCheck
 from tests.security.probing import alive, build, put
@@ -42,13 +43,15 @@ def arena(daemon: Daemon, rival: Path) -> Iterator[str]:
 
 def all_move(daemon: Daemon, sandbox: str) -> None:
     """Returns once each rival has been seen to move, but for the watcher, which counts others."""
-    moving = daemon.exec(sandbox, ["/bin/rival", "moving"], timeout_s=100)
+    moving = daemon.exec(sandbox, ["/bin/rival", "moving"], timeout_s=times.scaled(100))
     assert moving["exit_code"] == 0, moving
 
 
 def judged(daemon: Daemon, sandbox: str, user: str, **options: Any) -> tuple[int, int, int]:
     """How many other processes the judge saw, how many rivals moved meanwhile, who traced it."""
-    answer = daemon.exec(sandbox, ["/bin/rival", "judge"], user=user, timeout_s=60, **options)
+    answer = daemon.exec(
+        sandbox, ["/bin/rival", "judge"], user=user, timeout_s=times.scaled(60), **options
+    )
     others, moved, tracer = map(int, answer["stdout"].split())
     return others, moved, tracer
 
@@ -73,7 +76,7 @@ def test_a_flood_that_holds_every_process_there_is(daemon: Daemon, rival: Path) 
         put(daemon, sandbox, "/bin/rival", rival.read_bytes(), mode="0755")
         flood = {"command": ["/bin/rival", "flood"], "user": "agent"}
         assert daemon.http.post(f"{url}/processes", json=flood).is_success
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + times.scaled(60)
         while not daemon.http.get(f"{url}/stats").json()["pids"]["refused"]:
             assert time.monotonic() < deadline
         # Frozen it keeps its places: told as its doing. Killed it has none.
@@ -87,7 +90,7 @@ def test_control_the_tracer_traces_its_own_user(daemon: Daemon, rival: Path) -> 
     with daemon.sandbox("busybox") as sandbox:
         put(daemon, sandbox, "/bin/rival", rival.read_bytes(), mode="0755")
         daemon.exec(sandbox, ["/bin/rival", "tracer"], user="agent")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + times.scaled(60)
         while judged(daemon, sandbox, "agent")[2] == 0:
             assert time.monotonic() < deadline
         assert judged(daemon, sandbox, "agent", exclusive="freeze")[2] == 0
@@ -127,7 +130,7 @@ def test_what_is_under_way_is_ended_or_waits(daemon: Daemon, how: str) -> None:
 
 
 def wait_for(daemon: Daemon, sandbox: str, path: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + times.scaled(60)
     while not daemon.http.head(f"/v1/sandboxes/{sandbox}/files", params={"path": path}).is_success:
         assert time.monotonic() < deadline
 
@@ -162,7 +165,7 @@ def test_meanwhile_nothing_else_is_let_in(daemon: Daemon, how: str) -> None:
             last = [line for line in lines if line][-1]
         assert '"exit_code":0' in last
         # What it left in the background went with it.
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + times.scaled(60)
         while True:
             done = daemon.http.post(f"{url}/exec", json={"command": "ps | grep -c [z]ero"})
             if done.is_success:
@@ -182,7 +185,7 @@ def test_a_client_that_goes_frees_the_sandbox(daemon: Daemon) -> None:
         with client_of(daemon) as client:
             with client.stream("POST", f"{url}/exec", json=body, headers=frames) as stream:
                 assert "started" in next(stream.iter_lines())
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + times.scaled(60)
         while not (told := daemon.http.post(f"{url}/exec", json={"command": "true"})).is_success:
             assert told.json()["error"]["code"] == "sandbox-exclusive"
             assert time.monotonic() < deadline
@@ -237,7 +240,7 @@ def test_a_daemon_that_starts_anew_lets_the_frozen_go_on(
         again = node.serve()
         assert again.http.get(f"{url}/processes/{process['id']}").json()["state"] == "running"
         before = again.exec(sandbox, "cat /tmp/at")["stdout"]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + times.scaled(60)
         while again.exec(sandbox, "cat /tmp/at")["stdout"] == before:
             assert time.monotonic() < deadline
         assert again.exec(sandbox, "ps | grep -c '[s]leep 1000'")["stdout"] == "0\n"
@@ -257,7 +260,7 @@ def test_delete_does_not_wait_for_it(daemon: Daemon) -> None:
             return dict(client.post(f"/v1/sandboxes/{sandbox}/exec", json=body).json())
 
     with in_background(judge) as running:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + times.scaled(60)
         # Not by an exec that is refused by then: it might be frozen with the rest.
         while not any(event["kind"] == "exclusive" for event in events(daemon, sandbox)):
             assert time.monotonic() < deadline

@@ -15,6 +15,7 @@ import pytest
 from sandboxd.errors import SandboxdError
 from sandboxd.runtime import files
 from sandboxd.runtime.control import Control
+from tests.framework import times
 from tests.framework.daemon import Daemon
 from tests.security.probing import Inside, alive, get, put
 
@@ -131,7 +132,7 @@ def _harass(inside: Inside, signal: str, seconds: float) -> None:
         f"{inside.daemon.base_url}/v1/sandboxes/{inside.sandbox}/exec",
         json={"command": script, "timeout_s": seconds + 20},
         headers={"Authorization": f"Bearer {inside.daemon.token}"},
-        timeout=60,
+        timeout=times.scaled(60),
     )
 
 
@@ -197,7 +198,7 @@ def test_memory_of_a_child_cannot_be_read(daemon: Daemon, hostile: str) -> None:
             params={"path": "/tmp/slow"},
             content=body(),
             headers={"Content-Length": "2", "Authorization": f"Bearer {daemon.token}"},
-            timeout=60,
+            timeout=times.scaled(60),
         )
         script = """
             for try in $(seq 200); do
@@ -243,8 +244,8 @@ HOSTILE_PASSWD = {
 
 @pytest.mark.parametrize("what", HOSTILE_PASSWD)
 def test_hostile_passwd_names_nobody(what: str, daemon: Daemon, hostile: str) -> None:
-    daemon.exec(hostile, HOSTILE_PASSWD[what], timeout_s=30)
-    told = exec_in(daemon, hostile, ["/bin/id", "-u"], user="agent", timeout_s=20)
+    daemon.exec(hostile, HOSTILE_PASSWD[what], timeout_s=times.scaled(30))
+    told = exec_in(daemon, hostile, ["/bin/id", "-u"], user="agent", timeout_s=times.scaled(20))
     assert told["error"]["code"] == "user-not-found", told
     alive(daemon, hostile)
 
@@ -252,7 +253,7 @@ def test_hostile_passwd_names_nobody(what: str, daemon: Daemon, hostile: str) ->
 def test_hostile_group_gives_what_the_kernel_allows(daemon: Daemon, hostile: str) -> None:
     """A thousand groups with one member: the first that fit are taken, none out of range."""
     script = "for n in $(seq 1000); do echo g$n:x:$((n * 100)):agent; done >/etc/group"
-    daemon.exec(hostile, script, timeout_s=30)
+    daemon.exec(hostile, script, timeout_s=times.scaled(30))
     told = daemon.exec(hostile, ["/bin/id", "-G"], user="agent")
     groups = [int(number) for number in told["stdout"].split()]
     assert 1 < len(groups) < 200
@@ -262,7 +263,7 @@ def test_hostile_group_gives_what_the_kernel_allows(daemon: Daemon, hostile: str
 def test_lease_on_passwd_holds_nobody_up(daemon: Daemon, hostile: str) -> None:
     """The child does not wait for the holder: there are no users then, and it says so at once."""
     assert Inside(daemon, hostile, "root").hold("lease") == (1, "EALREADY")
-    told = exec_in(daemon, hostile, ["/bin/id"], user="agent", timeout_s=20)
+    told = exec_in(daemon, hostile, ["/bin/id"], user="agent", timeout_s=times.scaled(20))
     assert told["error"]["code"] == "user-not-found", told
     assert get(daemon, hostile, "/etc/passwd").status_code == 422
     alive(daemon, hostile)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.framework import times
 from tests.framework.daemon import Daemon
 from tests.security.probing import Inside, alive, install
 
@@ -132,7 +133,9 @@ def test_descriptors(mode: str, identity: str, daemon: Daemon, small: str, stand
 
 
 def test_ten_thousand_orphans_are_reaped(daemon: Daemon, hostile: str) -> None:
-    taken, why = Inside(daemon, hostile, "agent").hog("orphans", 10_000, timeout_s=110)
+    taken, why = Inside(daemon, hostile, "agent").hog(
+        "orphans", 10_000, timeout_s=times.scaled(110)
+    )
     assert (taken, why) == (10_000, "enough")
     script = """
         for try in $(seq 100); do

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.framework import times
 from tests.framework.daemon import Daemon
 from tests.security.probing import Inside, alive, get, put
 
@@ -120,7 +121,7 @@ SPECIAL = {
 
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_special_file_is_refused_at_once(kind: str, daemon: Daemon, hostile: str) -> None:
-    daemon.exec(hostile, SPECIAL[kind], timeout_s=10)
+    daemon.exec(hostile, SPECIAL[kind], timeout_s=times.scaled(10))
     for answer in (
         get(daemon, hostile, "/tmp/special"),
         put(daemon, hostile, "/tmp/special", b"x"),

@@ -20,6 +20,7 @@ import pytest
 from sandboxd.host.mounts import open_mount
 from sandboxd.linux import mount as kernel
 from sandboxd.model import MountRoot
+from tests.framework import times
 from tests.framework.daemon import Daemon, running_daemon
 from tests.framework.leaks import LeakCheck
 
@@ -227,7 +228,7 @@ def test_a_symlink_swapped_in_under_way(host_files: Path) -> None:
     user_ns = os.open("/proc/self/ns/user", os.O_RDONLY)
     seen: dict[Any, int] = {}
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + times.scaled(60)
         tries = 0
         while tries < SWAPS or len(seen) < 2 or "inside\n" not in seen:
             assert time.monotonic() < deadline, seen

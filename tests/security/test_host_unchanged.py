@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.framework import host_state
+from tests.framework import host_state, times
 from tests.framework.daemon import Daemon
 from tests.security.probing import Inside
 
@@ -108,7 +108,7 @@ def test_host_is_as_it_was_after_every_try_at_once(
     daemon: Daemon, hostile: str, identity: str
 ) -> None:
     attacker = Inside(daemon, hostile, identity)
-    answer = attacker.run(["/probes/probe", *WORDS.split()], timeout_s=60)
+    answer = attacker.run(["/probes/probe", *WORDS.split()], timeout_s=times.scaled(60))
     answers = answer["stdout"].splitlines()
     allowed = [line for line in answers if " ok" in line]
     assert len(answers) == len(WORDS.split())

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from sandboxd.config import Config
+from tests.framework import times
 from tests.framework.daemon import Daemon
 from tests.security.probing import Inside
 
@@ -51,7 +52,7 @@ TOKENS = {
 
 @pytest.fixture
 def stranger(daemon: Daemon):
-    with httpx.Client(base_url=daemon.base_url, timeout=30) as client:
+    with httpx.Client(base_url=daemon.base_url, timeout=times.scaled(30)) as client:
         yield client
 
 
@@ -268,7 +269,7 @@ def test_body_that_grows_unsaid_is_cut_off(daemon: Daemon) -> None:
         for _ in range(Config().max_body_bytes // (1 << 20) + 8):
             yield b" " * (1 << 20)
 
-    with httpx.Client(base_url=daemon.base_url, timeout=60) as client:
+    with httpx.Client(base_url=daemon.base_url, timeout=times.scaled(60)) as client:
         headers = {"Authorization": f"Bearer {daemon.token}"}
         try:
             status = client.post("/v1/sandboxes", content=grow(), headers=headers).status_code

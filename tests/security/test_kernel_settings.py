@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandboxd.rootfs import skeleton
+from tests.framework import times
 from tests.security.probing import Host, Inside
 
 _SETTINGS = """
@@ -39,13 +40,13 @@ def test_control_settings_open_for_writing_on_the_host(host: Host) -> None:
 
 def test_no_file_below_proc_can_be_opened_for_writing(inside: Inside, host: Host) -> None:
     """Every one there is, found by walking; the processes' own are for other tests."""
-    answer = inside.run(["/probes/probe", "writable:/proc"], timeout_s=100)
+    answer = inside.run(["/probes/probe", "writable:/proc"], timeout_s=times.scaled(100))
     assert "writable:/proc ok 0\n" in answer["stdout"], answer["stderr"]
     assert int(host.ask("writable:/proc/sys/vm").removeprefix("ok ")) > 0
 
 
 def test_no_file_below_sys_can_be_opened_for_writing(inside: Inside, host: Host) -> None:
-    answer = inside.run(["/probes/probe", "writable:/sys"], timeout_s=100)
+    answer = inside.run(["/probes/probe", "writable:/sys"], timeout_s=times.scaled(100))
     assert "writable:/sys ok 0\n" in answer["stdout"], answer["stderr"]
     assert int(host.ask("writable:/sys/kernel/mm").removeprefix("ok ")) > 0
 

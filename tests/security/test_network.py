@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from tests.framework import times
 from tests.framework.daemon import Daemon
 from tests.security.probing import Host, Inside
 
@@ -77,7 +78,7 @@ def test_control_the_own_loopback_works(inside: Inside) -> None:
         (echo hello | nc -l -p 4321 -w 5 >/dev/null 2>&1 &)
         usleep 200000; nc -w 2 127.0.0.1 4321 </dev/null
     """
-    assert "hello" in inside.shell(script, timeout_s=20)
+    assert "hello" in inside.shell(script, timeout_s=times.scaled(20))
 
 
 @pytest.mark.parametrize("what", ["link_add", "route_add", "address_add"])
@@ -103,7 +104,7 @@ def test_network_tool_is_refused(command: str, inside: Inside) -> None:
 
 
 def test_names_are_not_resolved(inside: Inside) -> None:
-    assert inside.run("nslookup example.com 8.8.8.8", timeout_s=20)["exit_code"] != 0
+    assert inside.run("nslookup example.com 8.8.8.8", timeout_s=times.scaled(20))["exit_code"] != 0
 
 
 def test_listening_socket_of_a_sandbox_is_not_on_the_host(as_root: Inside) -> None:

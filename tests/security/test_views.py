@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.framework import times
 from tests.framework.daemon import Daemon
 from tests.security.probing import Inside, alive, install
 
@@ -98,7 +99,7 @@ def test_a_sandbox_that_reads_in_a_loop_holds_up_nobody(daemon: Daemon, hostile:
     assert answer.is_success, answer.text
     with daemon.sandbox("busybox") as neighbour:
         script = "i=0; while [ $i -lt 50 ]; do head -n1 /proc/meminfo; i=$((i+1)); done"
-        result = daemon.exec(neighbour, script, timeout_s=60)
+        result = daemon.exec(neighbour, script, timeout_s=times.scaled(60))
         assert result["exit_code"] == 0
         assert len(set(result["stdout"].splitlines())) == 1
     features = daemon.http.get("/v1/node").json()["features"]
@@ -136,7 +137,7 @@ def test_files_held_open_are_read_on(daemon: Daemon, hostile: str) -> None:
         for n in $(seq 200); do sleep 1000 </proc/meminfo & done
         for pid in /proc/[0-9]*; do readlink $pid/fd/0; done | grep -c meminfo
         head -n1 /proc/meminfo; kill $(jobs -p)"""
-    result = daemon.exec(hostile, script, timeout_s=60)
+    result = daemon.exec(hostile, script, timeout_s=times.scaled(60))
     held, total = result["stdout"].splitlines()
     assert int(held) == 200
     assert total.split()[0] == "MemTotal:"
