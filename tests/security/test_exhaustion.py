@@ -149,7 +149,7 @@ def test_ten_thousand_orphans_are_reaped(daemon: Daemon, hostile: str) -> None:
 
 
 def test_output_flood(daemon: Daemon, small: str, standing: str) -> None:
-    answer = daemon.exec(small, "yes", timeout_s=1, grace_s=0, max_output_bytes=1000)
+    answer = daemon.exec(small, "yes", timeout_s=times.scaled(1), grace_s=0, max_output_bytes=1000)
     assert answer["timed_out"]
     assert answer["stdout_truncated"]
     assert answer["stdout_total_bytes"] > 1_000_000
