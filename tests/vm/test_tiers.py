@@ -28,6 +28,7 @@ SHORT = [
     SYSTEMD,
     f"--deselect={SYSTEMD}::test_the_watchdog_ends_an_api_that_hangs",
     "tests/vm/guest/test_limits_v2.py",
+    "tests/vm/guest/test_security_attributes.py",
     "tests/kernel/test_features.py::test_agrees_with_the_test_suites_own_probe",
     "tests/kernel/test_features.py::test_everything_a_sandbox_needs_works",
     "tests/kernel/test_features.py::test_limits_that_can_be_set_are_held",
@@ -48,6 +49,8 @@ SHORT = [
     # Of each family one or two; of settings, mounts, PID 1, privileges and system calls some two
     # hundred tries, as root and as agent, by each way into a sandbox.
     "tests/security/test_channels.py::test_walls_hold[fresh]",
+    "tests/security/test_attributes.py::test_security_attribute_is_refused[root-exec-x-/dev/shm]",
+    "tests/security/test_attributes.py::test_attributes_on_a_tmpfs_are_bounded[agent-security_attributes]",
     "tests/security/test_archives.py::test_hostile_archive_is_refused[pax-a device]",
     "tests/security/test_cgroup.py::test_own_cgroup_shows_no_path_of_the_host",
     "tests/security/test_cgroup.py::test_cgroup_cannot_be_mounted",
