@@ -11,11 +11,12 @@ one without, since nothing has ever run in it: its root is swapped for the right
 
 Order of making one (each step undone if a later one fails):
   1. its cgroups, without limits yet;
-  2. PID 1, cloned by the zygote straight into its cgroup2 directory; id maps are written then;
-  3. M_SETUP: PID 1 joins the v1 cgroups, then unshares the cgroup namespace (the other way round
+  2. its proc views are asked for, while the rest goes on, where there is a server for them;
+  3. PID 1, cloned by the zygote straight into its cgroup2 directory; id maps are written then;
+  4. M_SETUP: PID 1 joins the v1 cgroups, then unshares the cgroup namespace (the other way round
      /proc/self/cgroup would show where it stands), mounts, masks, locks itself up;
-  4. M_ATTACH: the control socket that the daemon will be given;
-  5. its proc views, as far as there is a server for them.
+  5. M_ATTACH, sent with it: the control socket that the daemon will be given;
+  6. M_VIEWS, once both are there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Final
 from sandboxd.errors import SandboxLost
 from sandboxd.launcher.cgroups import NodeCgroups, SandboxCgroups, make
 from sandboxd.launcher.loop import Loop, Promise, Task
-from sandboxd.launcher.pid1 import Pid1, Zygote
+from sandboxd.launcher.pid1 import Answer, Pid1, Zygote
 from sandboxd.launcher.views import Views
 from sandboxd.launcher.worker import Worker
 from sandboxd.model import KernelCaps, Limits
@@ -78,6 +79,8 @@ class Slot:
     outfit: Outfit | None = None
     root: Root | None = None
     """Of a primed slot; once it is a sandbox, its root is the sandbox's."""
+    set_up: Promise[None] = field(default_factory=Promise)
+    """Settled once PID 1 has done its set-up, or is dead."""
     dead: Promise[None] = field(default_factory=Promise)
     on_death: Callable[[], None] | None = None
     """Called when PID 1 dies, before ``dead`` is settled."""
@@ -163,6 +166,9 @@ class Slots:
         self.names.add(name)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         slot = Slot(name, shm_mb, cgroups, Pid1(self._loop, ours))
+        slot.dead.watch(lambda: slot.set_up.resolve(None))
+        # The server of its views is asked for them while PID 1 comes to be.
+        shown = self._views.add(slot)
         try:
             fds = cgroups.open_for_pid1()
             try:
@@ -175,15 +181,17 @@ class Slots:
                 done = slot.pid1.set_up(
                     skeleton.HOSTNAME, shm_mb, fds, self._masked, self._caps, last_id=self._last_id
                 )
+                slot.control, attached = self._begin_attach(slot)
                 (namespace,) = yield from slot.pid1.check_fds(done, "set-up")
+                slot.set_up.resolve(None)
                 # PID 1's death would wait for the mounts in it to be taken down.
                 self._undertaker.request("hold", (namespace,), key=name)
                 os.close(namespace)
             finally:
                 for fd in fds:
                     os.close(fd)
-            slot.control = yield from self.attach(slot)
-            yield from self._views.add(slot)
+            yield from slot.pid1.check(attached, "attach")
+            yield from self._views.wait(shown)
         except BaseException:
             slot.kill()
             self.discard(slot)
@@ -194,15 +202,19 @@ class Slots:
         """A new control socket to the slot's PID 1."""
         if slot.dead.settled:
             raise SandboxLost("the sandbox is dead")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            done = slot.pid1.attach(theirs)
+        ours, done = self._begin_attach(slot)
         try:
             yield from slot.pid1.check(done, "attach")
         except BaseException:
             ours.close()
             raise
         return ours
+
+    @staticmethod
+    def _begin_attach(slot: Slot) -> tuple[socket.socket, Promise[Answer]]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            return ours, slot.pid1.attach(theirs)
 
     def take(self, outfit: Outfit | None = None) -> Slot | None:
         """A ready slot: one primed with ``outfit``, else the oldest that is not primed, else the

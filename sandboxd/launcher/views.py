@@ -102,17 +102,22 @@ class Views:
 
     # --- slots -------------------------------------------------------------------------------
 
-    def add(self, slot: Slot) -> Task[None]:
-        """Show a slot its files, or see to it that it will be."""
-        if not self._enabled:
-            return
-        view = View(slot, secrets.token_hex(8))
-        self._views[slot] = view
-        slot.dead.watch(lambda: self._drop(view))
-        if self._server is not None:
-            bound = self._loop.spawn(self._bind(view, self._server))
-            with suppress(TimeoutError):
-                yield from self._loop.wait(bound, BIND_PATIENCE_S, "its views")
+    def add(self, slot: Slot) -> Promise[None]:
+        """Have a slot shown its files once it is set up; the promise is for ``wait``."""
+        if self._enabled:
+            view = View(slot, secrets.token_hex(8))
+            self._views[slot] = view
+            slot.dead.watch(lambda: self._drop(view))
+            if self._server is not None:
+                return self._loop.spawn(self._bind(view, self._server))
+        nothing: Promise[None] = Promise()
+        nothing.resolve(None)
+        return nothing
+
+    def wait(self, bound: Promise[None]) -> Task[None]:
+        """Until a slot has its files, but not for long: they come later then."""
+        with suppress(TimeoutError):
+            yield from self._loop.wait(bound, BIND_PATIENCE_S, "its views")
 
     def tell(self, slot: Slot, limits: Limits) -> None:
         """What the sandbox that takes this slot may use; its CPUs are chosen and set here."""
@@ -160,8 +165,11 @@ class Views:
         )
         try:
             reply = yield from self._loop.wait(trees, BIND_TIMEOUT_S, "the view server")
-            done = view.slot.pid1.bind_views(reply.fds)
-            reply.close()
+            try:
+                yield view.slot.set_up
+                done = view.slot.pid1.bind_views(reply.fds)
+            finally:
+                reply.close()
             yield from view.slot.pid1.check(done, "its views")
         except TimeoutError:
             server.kill()
@@ -200,7 +208,9 @@ class Views:
             self._server = server
             self.first.resolve(None)
             for view in list(self._views.values()):
-                yield from self._bind(view, server)
+                bound = self._loop.spawn(self._bind(view, server))
+                if view.slot.set_up.settled:
+                    yield bound
             yield from self._watch(server)
         finally:
             self._server = None
