@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sandboxd.host.images import NOT_TRUSTED, check_digest, check_file
+from sandboxd.host.images import NOT_TRUSTED, check_digest, check_file, check_offset
 from sandboxd.linux import child, mount, namespaces, squashfs
 from sandboxd.linux.id_ranges import IdRange, map_ids
-from tests.framework import times
+from sif_tools import read_sif
+from sif_tools.format import DataType
+from tests.framework import images, times
 
 pytestmark = pytest.mark.needs("root", "loop", "namespaces")
 
@@ -35,7 +37,7 @@ def image(tmp_path: Path) -> Path:
         (content / name).chmod(mode)
     made = tmp_path / "squashfs"
     subprocess.run(["mksquashfs", content, made, "-quiet", "-no-progress"], check=True)
-    path = tmp_path / "image"
+    path = tmp_path / "image.sif"
     path.write_bytes(bytes(4096) + made.read_bytes())
     path.chmod(0o444)
     return path
@@ -116,10 +118,12 @@ def test_what_is_no_file_system_is_refused_and_leaves_no_device(image: Path, off
             continue  # just detached: somebody else's
 
 
-def refusal(path: Path, mode: int = os.O_RDONLY, images_dir: Path | None = None) -> str | None:
+def refusal(
+    path: Path, mode: int = os.O_RDONLY, images_dir: Path | None = None, digest: str = "image"
+) -> str | None:
     fd = os.open(path, mode)
     try:
-        check_file(fd, str(images_dir or path.parent))
+        check_file(fd, str(images_dir or path.parent), digest)
     except OSError as error:
         return error.strerror if error.errno == NOT_TRUSTED else None
     else:
@@ -159,13 +163,50 @@ def test_no_file_of_roots_that_lies_elsewhere(image: Path, tmp_path: Path) -> No
     (store / "link").symlink_to(image)
     beside = tmp_path / "store-of-another"
     beside.mkdir()
-    (beside / "image").write_bytes(image.read_bytes())
-    for path in (image, store / "link", beside / "image"):
+    (beside / "image.sif").write_bytes(image.read_bytes())
+    for path in (image, store / "link", beside / "image.sif"):
         assert "directory" in str(refusal(path, images_dir=store))
-    os.link(image, store / "image")
-    assert refusal(store / "image", images_dir=store) is None
+    os.link(image, store / "image.sif")
+    assert refusal(store / "image.sif", images_dir=store) is None
     (tmp_path / "alias").symlink_to(store)
-    assert refusal(tmp_path / "alias/image", images_dir=tmp_path / "alias") is None
+    assert refusal(tmp_path / "alias/image.sif", images_dir=tmp_path / "alias") is None
+
+
+def test_no_file_that_has_another_name_than_its_digest(image: Path, tmp_path: Path) -> None:
+    """Of what lies among the images only a store's objects were made by sif-tools."""
+    assert "its digest" in str(refusal(image, digest="imag"))
+    os.link(image, tmp_path / "blob")
+    assert "its digest" in str(refusal(tmp_path / "blob"))
+    fd = os.open(image, os.O_RDONLY)
+    try:
+        image.unlink()  # the store's collector, meanwhile
+        (tmp_path / "blob").unlink()
+        check_file(fd, str(tmp_path), "image")
+    finally:
+        os.close(fd)
+
+
+def test_no_other_part_of_an_image_than_its_partitions(tmp_path: Path) -> None:
+    """Files of a task image that do not compress lie in its SIF as they are."""
+    busybox = images.busybox_image()
+    with busybox.open("rb") as sif:
+        rows = read_sif(sif.fileno()).descriptors
+        begins = [row.offset_bytes for row in rows if row.data_type == DataType.PARTITION]
+        others = [row.offset_bytes for row in rows if row.data_type != DataType.PARTITION]
+        assert begins
+        assert others
+        for offset in begins:
+            check_offset(sif.fileno(), offset)
+        for offset in (*others, begins[0] + 4096, 0, -1, 1 << 80):
+            with pytest.raises(OSError, match="partitions") as caught:
+                check_offset(sif.fileno(), offset)
+            assert caught.value.errno == NOT_TRUSTED
+    # What is no SIF, or says that its table is elsewhere than it is.
+    head = bytearray(busybox.read_bytes()[:8192])
+    for at, value in ((32, b"X"), (95, b"\xff"), (102, b"\x7f"), (103, b"\xff")):
+        (tmp_path / "broken").write_bytes(head[:at] + value + head[at + 1 :])
+        with (tmp_path / "broken").open("rb") as sif, pytest.raises(OSError, match="partitions"):
+            check_offset(sif.fileno(), begins[0])
 
 
 def test_the_digest_is_that_of_all_bytes(image: Path) -> None:
