@@ -398,7 +398,10 @@ class Sandboxes:
             )
         except SandboxSetupError as error:
             if error.detail.get("step") == "root-busy":
-                raise SandboxRunning("processes are running in the sandbox") from error
+                raise SandboxRunning(
+                    "processes are running in the sandbox",
+                    hint="end them, or ask with on_running: kill, or copy, which leaves them",
+                ) from error
             self._failed(sandbox, "snapshot-failed")
             raise
         except TimeoutError as error:

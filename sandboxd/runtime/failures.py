@@ -68,6 +68,12 @@ def exec_failure(failure: Failure, *, user: str, cwd: str) -> SandboxdError:
         return PidsExhausted("the sandbox is at its process limit", **detail)
     if step in (Step.STEP_USER, Step.STEP_GROUP):
         return UserNotFound(f"no user {user!r} in the sandbox: {words(err)}", user=user, **detail)
+    if step == Step.STEP_TTY and err in NO_ROOM:
+        return ExecSetupFailed(
+            "the sandbox has as many terminals open as it may",
+            hint="end what holds them; kernel_caps.ptys of the node says how many",
+            **detail,
+        )
     if err in NO_ROOM and step != Step.STEP_EXEC_CGROUP:
         return DiskFull("the sandbox's writable layer is full", **detail)
     if step == Step.STEP_CWD:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.refusals import refusal
 from tests.framework.daemon import Daemon, running_daemon
 from tests.framework.leaks import LeakCheck
 
@@ -90,3 +91,22 @@ def test_an_operator_sets_them(capped_daemon: Daemon, user: str) -> None:
         script = "for n in 1 2 3 4; do (exec 3<>/dev/ptmx && sleep 5) & done 2>&1; wait"
         told = capped_daemon.exec(sandbox, script, user=user)
         assert (told["stdout"] + told["stderr"]).count("o space left on device") == 1, told
+
+
+def test_who_has_all_terminals_is_told_so(capped_daemon: Daemon) -> None:
+    with capped_daemon.sandbox("busybox") as sandbox:
+        url = f"/v1/sandboxes/{sandbox}/exec"
+        terminal = {"command": ["tty"], "tty": {}}
+        assert capped_daemon.http.post(url, json=terminal).json()["stdout"] == "/dev/pts/0\r\n"
+        redirections = " ".join(f"{number}<>/dev/ptmx" for number in range(3, 3 + OWN["ptys"]))
+        holder = f"exec {redirections}; echo held; exec sleep 1000"
+        made = capped_daemon.http.post(
+            f"/v1/sandboxes/{sandbox}/processes", json={"command": holder}
+        ).json()
+        process = f"/v1/sandboxes/{sandbox}/processes/{made['id']}"
+        told = capped_daemon.http.get(process, params={"wait_s": 20, "stdout_offset": 0}).json()
+        assert told["stdout"]["data"] == "held\n"
+        error = refusal(
+            capped_daemon.http.post(url, json=terminal), 409, "exec-setup-failed", "workload"
+        )
+        assert "terminals" in error["message"]

@@ -133,7 +133,7 @@ def test_live_processes_refuse_are_killed_or_are_copied_from(daemon: Daemon, box
     wait_for_marker(marker)
     url = f"/v1/sandboxes/{box}/snapshots"
     refused = daemon.http.post(url, json={"on_running": "fail"})
-    refusal(refused, 409, "sandbox-running", "request")
+    assert "on_running" in refusal(refused, 409, "sandbox-running", "request")["hint"]
 
     copied = take(daemon, box, on_running="copy")
     assert copied["how"] == "copied"

@@ -281,6 +281,7 @@ def test_what_cannot_be_killed_gives_the_sandbox_up(play, monkeypatch):
         (Step.STEP_EXEC, errno.E2BIG, CommandTooLong),
         (Step.STEP_EXEC_CGROUP, errno.ENOSPC, NodeError),
         (Step.STEP_RLIMIT, errno.EPERM, ExecSetupFailed),
+        (Step.STEP_TTY, errno.ENOSPC, ExecSetupFailed),  # of ptys: nothing of a disk
         (999, 12345, ExecSetupFailed),
     ],
 )
