@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import socket
 from typing import Any, Final
 
 from sandboxd.linux import _libc
 
 SONAME: Final = "libnftables.so.1"
+
+NETLINK_NETFILTER: Final = 12  # linux/netlink.h
 
 _OUTPUT_JSON: Final = 1 << 4  # NFT_CTX_OUTPUT_JSON, nftables/libnftables.h
 
@@ -25,7 +28,7 @@ class NftError(OSError):
 class Nftables:
     """A context of the library, for the network namespace that the caller is in when it runs one.
 
-    Raises FileNotFoundError where the library is not installed.
+    Raises FileNotFoundError where the library is not installed, or the kernel has no netfilter.
     """
 
     def __init__(self) -> None:
@@ -33,6 +36,11 @@ class Nftables:
             lib = ctypes.CDLL(SONAME, use_errno=True)
         except OSError:
             raise _libc.oserror(errno.ENOENT, SONAME) from None
+        try:
+            # The library itself ends the whole process where it gets none.
+            socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER).close()
+        except OSError:
+            raise _libc.oserror(errno.ENOENT, "netfilter's netlink socket") from None
         lib.nft_ctx_new.restype = ctypes.c_void_p
         lib.nft_ctx_new.argtypes = [ctypes.c_uint32]
         lib.nft_ctx_free.restype = None
