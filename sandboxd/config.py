@@ -144,8 +144,8 @@ class Config:
     oom_score_adjust: int = -900
     """Of the daemon's own processes: the kernel ends sandboxes first."""
     watchdog_s: float = 0.2
-    """Where there are no cgroups: how often memory and processes of the sandboxes are looked at, if
-    that takes no more than a tenth of a CPU."""
+    """Where no cgroup holds memory and processes: how often those of the sandboxes are looked at,
+    if that takes no more than a tenth of a CPU."""
     sweep_s: float = 60.0
     """How often the node looks for what it has lost track of."""
     hang_s: float = 30.0

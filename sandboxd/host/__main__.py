@@ -94,7 +94,8 @@ def main() -> int:
             check_oom_score()
             network, why_no_network = NetworkSettings(), NO_NETWORK
             assert features.user_ids is not None
-            make = partial(RootlessNode, rootless=Rootless(features.user_ids, args.watchdog_s))
+            rootless_node = Rootless(features.user_ids, args.watchdog_s, features.delegated)
+            make = partial(RootlessNode, rootless=rootless_node)
         settings = NodeSettings(
             ids=ids,
             runtime_dir=args.runtime_dir,

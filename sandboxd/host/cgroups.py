@@ -18,14 +18,10 @@ from sandboxd.errors import FeatureMissing
 from sandboxd.launcher.cgroups import CONTROLLERS, IO_CONTROLLERS, NodeCgroups
 from sandboxd.linux import cgroup
 from sandboxd.linux.cgroup_limits import CPU_SHARES_DEFAULT, CPU_SHARES_MAX, LimitsV2
+from sandboxd.linux.delegation import GIVEN_FILES, SUPERVISOR, own_cgroup
 from sandboxd.model import CPU_WEIGHT_MAX
 
 NODE: Final = "node"
-SUPERVISOR: Final = "supervisor"
-"""Where a v2 node keeps what stood in the delegated cgroup itself: it may hold no process once its
-controllers are handed on."""
-
-_DELEGATED_FILES: Final = ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads", "tasks")
 
 
 def living_directories(hostd_pid: int, name: str) -> frozenset[Path]:
@@ -49,11 +45,12 @@ def make_node_cgroups(name: str, owner: int, *, io: bool = False) -> NodeCgroups
             "no cgroup2 hierarchy is mounted; execs could not be killed exactly",
             hint="mount -t cgroup2 none /sys/fs/cgroup/unified",
         )
-    own_v2 = _delegated(layout.own.get("", layout.v2_mount))
+    own_v2 = own_cgroup(layout.own.get("", layout.v2_mount))
     wanted = (*CONTROLLERS, *(IO_CONTROLLERS if io else ()))
     v2_controllers = frozenset(c for c in wanted if layout.version_of(c) == 2)
     if v2_controllers:
-        _make_room(own_v2, layout.v2_mount)
+        if own_v2 != layout.v2_mount:  # the hierarchy's root may hold processes all the same
+            make_room(own_v2)
         v2_controllers = cgroup.enable_controllers(own_v2, v2_controllers)
     v2 = own_v2 / name
     v1 = {
@@ -70,16 +67,16 @@ def make_node_cgroups(name: str, owner: int, *, io: bool = False) -> NodeCgroups
     if v2_controllers:
         cgroup.enable_controllers(v2, v2_controllers)
     cgroup.make(v2 / NODE)
-    _weigh(found)
+    weigh(found)
     for path in (v2, v2 / NODE, *v1.values()):
         os.chown(path, owner, owner)
-        for file in _DELEGATED_FILES:
+        for file in (*GIVEN_FILES, "tasks"):
             with suppress(FileNotFoundError):
                 os.chown(path / file, owner, owner)
     return found
 
 
-def _weigh(node: NodeCgroups) -> None:
+def weigh(node: NodeCgroups) -> None:
     """How much of the CPUs the sandboxes have beside others, and what serves them beside them.
 
     A cgroup's weight is divided among the CPUs that it runs on (``calc_group_shares`` in
@@ -112,15 +109,9 @@ def remove_node_cgroups(node: NodeCgroups, timeout_s: float = 10.0) -> None:
         cgroup.remove_tree(path, deadline)
 
 
-def _delegated(own: Path) -> Path:
-    """The cgroup that was given to whoever started us: what an earlier node moved out of its way
-    (a shell it was started from) is below that."""
-    return own.parent if own.name == SUPERVISOR else own
-
-
-def _make_room(own: Path, mount: Path) -> None:
-    if own == mount:
-        return  # the hierarchy's root is exempt from the no-internal-processes rule
+def make_room(own: Path) -> None:
+    """Move what is in a v2 cgroup below it: it may hold no process once its controllers are handed
+    on."""
     cgroup.make(own / SUPERVISOR)
     for pid in cgroup.processes(own):
         with suppress(ProcessLookupError):

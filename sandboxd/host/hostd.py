@@ -160,6 +160,9 @@ class Node:
             settings.cgroup_name, settings.ids.node, io=settings.writable_layer == "ext4"
         )
 
+    def _remove_cgroups(self, groups: NodeCgroups) -> None:
+        remove_node_cgroups(groups)
+
     def _map_ids(self) -> None:
         """Of the user namespace that the launcher has made, as its owner."""
         maps = [(0, self._settings.ids.base, MAPPED_IDS)]
@@ -196,6 +199,7 @@ class Node:
                 "v2": str(groups.v2),
                 "v1": {name: str(path) for name, path in groups.v1.items()},
                 "v2_controllers": sorted(groups.v2_controllers),
+                "watched": groups.watched,
             },
             "describe": dict(settings.describe),
         }
@@ -422,7 +426,7 @@ class Node:
         self._images.stop()
         if self._cgroups is not None:
             try:
-                remove_node_cgroups(self._cgroups)
+                self._remove_cgroups(self._cgroups)
             except OSError as error:
                 print(f"hostd: cgroups left behind: {error}", file=sys.stderr)
 

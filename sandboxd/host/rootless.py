@@ -6,8 +6,9 @@ What root does elsewhere, and what takes its place:
 id maps              newuidmap and newgidmap, or one id (``linux/user_ids.py``). The user owns the
                      node's user namespace; launcher, PID 1 and sandboxes are other ids than his
                      where he has a range
-cgroups              none: PID 1 tells its execs apart by a mark (``init/mark.c``), a watchdog holds
-                     memory and processes (``launcher/watchdog.py``)
+cgroups              a part of v2 that was delegated to the user (``host/delegation.py``); what no
+                     controller holds there a watchdog does (``launcher/watchdog.py``). Without such
+                     a part PID 1 tells its execs apart by a mark (``init/mark.c``)
 /dev/fuse            must be open to the user (0666, as udev makes it)
 network, mounts of   refused by name
 the host's files
@@ -29,12 +30,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sandboxd.errors import FeatureMissing
+from sandboxd.errors import FeatureMissing, NodeError
+from sandboxd.host.delegation import make_delegated, remove_delegated
 from sandboxd.host.hostd import Node, NodeSettings
 from sandboxd.host.ids import FUSE_ID, NODE_ID, NodeIds
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
+from sandboxd.launcher.cgroups import NodeCgroups
 from sandboxd.linux import namespaces
+from sandboxd.linux.delegation import Delegated
 from sandboxd.linux.user_ids import UserIds
 
 MOUNT_DIR: Final = "/tmp"
@@ -52,6 +56,7 @@ class Rootless:
 
     ids: UserIds
     watchdog_s: float
+    delegated: Delegated | None = None
 
 
 def node_ids() -> NodeIds:
@@ -76,8 +81,21 @@ class RootlessNode(Node):
         self._rootless = rootless
         self._opened: dict[str, int] = {}
 
-    def _make_cgroups(self) -> None:
-        return None
+    def _make_cgroups(self) -> NodeCgroups | None:
+        delegated = self._rootless.delegated
+        if delegated is None:
+            return None
+        try:
+            return make_delegated(self._settings.cgroup_name, delegated, self._rootless.ids)
+        except OSError as error:
+            raise NodeError(
+                f"the cgroup that was delegated to this user cannot be used: {error}",
+                hint="start it in one that is not the user's: a watchdog serves there",
+            ) from error
+
+    def _remove_cgroups(self, groups: NodeCgroups) -> None:
+        assert groups.v2 is not None
+        remove_delegated(groups.v2, self._rootless.ids)
 
     def _map_ids(self) -> None:
         names: tuple[Literal["user", "mnt"], ...] = ("user", "mnt")
@@ -89,17 +107,19 @@ class RootlessNode(Node):
         return os.dup(self._opened[name])
 
     def _orders(self) -> dict[str, Any]:
-        ids = self._rootless.ids
+        ids, groups = self._rootless.ids, self._cgroups
+        orders = super()._orders()
         return {
-            **super()._orders(),
+            **orders,
             "owner": None,
             "node_id": 0 if ids.single else NODE_ID,
             "fuse_id": 0 if ids.single else FUSE_ID,
             "sandbox_ids": ids.sandbox_ids,
             "sandbox_last_id": ids.sandbox_last_id,
             "mount_dir": MOUNT_DIR,
-            # PID 1's hard limit of processes is set once: a root ahead of need would fix it.
-            "slots_primed": 0,
+            # A watchdog sets PID 1's hard limit of processes, once: a root ahead of need would fix
+            # it.
+            "slots_primed": 0 if groups is None or groups.watched else orders["slots_primed"],
             "watchdog_s": self._rootless.watchdog_s,
         }
 

@@ -39,6 +39,7 @@ from sandboxd.errors import NodeUnavailable
 from sandboxd.host import node_lock
 from sandboxd.host.cgroups import living_directories
 from sandboxd.host.command import cgroup_name
+from sandboxd.host.delegation import remove_delegated
 from sandboxd.linux import cgroup, mount, pidfd, procfs
 from sandboxd.linux.cgroup import CgroupLayout
 from sandboxd.network import uplink
@@ -228,6 +229,9 @@ def _who(path: Path) -> str:
 
 
 def _remove_cgroup(path: Path) -> None:
+    if os.geteuid() != 0:
+        remove_delegated(path)
+        return
     deadline = time.monotonic() + KILL_S
     try:
         cgroup.kill(path)

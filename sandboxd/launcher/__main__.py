@@ -295,7 +295,7 @@ def _serve(
                 loop.spawn(one.watch(orders["hang_s"]))
         host.tell_ready()
 
-    if groups.v2 is None:
+    if groups.watched:
         looker = Worker(loop, "watchdog", watchdog.handlers)
         looker.start()
         watch = Watchdog(loop, sandboxes.by_id, looker, orders["watchdog_s"])
@@ -325,13 +325,15 @@ def _serve(
 
 
 def _node_cgroups(orders: dict[str, Any]) -> NodeCgroups:
-    told = orders["cgroups"]
+    told, one_id = orders["cgroups"], orders["sandbox_ids"] == 1
     if told is None:
-        return NodeCgroups(None, {}, frozenset(), one_id=orders["sandbox_ids"] == 1)
+        return NodeCgroups(None, {}, frozenset(), watched=True, one_id=one_id)
     return NodeCgroups(
         Path(told["v2"]),
         {name: Path(path) for name, path in told["v1"].items()},
         frozenset(told["v2_controllers"]),
+        watched=told["watched"],
+        one_id=one_id,
     )
 
 

@@ -3,7 +3,8 @@
 For each sandbox one directory in every hierarchy that holds a limit, and one in cgroup2, where
 PID 1 makes a further one for each exec, to kill exactly its processes. On a v2 node that is the
 same directory; on a v1 node the cgroup2 hierarchy has no controllers and is there for that alone.
-An ordinary user has none of them: then a watchdog holds what it can (``watchdog.py``).
+An ordinary user has a delegated part of cgroup2 or nothing: what no controller holds there a
+watchdog holds as far as it can (``watchdog.py``).
 
 Plain file writes and not cgroupspy: its nodes walk the whole tree when they are made, 1 ms for each
 hundred cgroups, and this is on the way of every create.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sandboxd.launcher.watched import WITHOUT, Watched
+from sandboxd.launcher.watched import WATCHED, Watched
 from sandboxd.linux import cgroup
 from sandboxd.linux.cgroup_limits import CPU_WEIGHT_DEFAULT, IO_NONE, LimitsV1, LimitsV2
 from sandboxd.model import Enforcement, Limits
@@ -44,19 +45,20 @@ class NodeCgroups:
     """The node's directories: ``v2`` always, ``v1`` by controller where a v1 hierarchy has it.
 
     ``v2_controllers``: those of ``CONTROLLERS`` and ``IO_CONTROLLERS`` that v2 holds here. ``v2``
-    None: there are none.
+    None: there are none. ``watched``: a watchdog holds memory and processes, as nothing else does.
     """
 
     v2: Path | None
     v1: dict[str, Path]
     v2_controllers: frozenset[str]
+    watched: bool = False
     one_id: bool = False
     """PID 1 has the id of its sandbox's root: there is no other."""
 
     @property
     def version(self) -> str:
-        """What holds the limits: ``v1``, ``v2`` or ``watchdog``."""
-        if self.v2 is None:
+        """What holds memory and processes: ``v1``, ``v2`` or ``watchdog``."""
+        if self.watched:
             return "watchdog"
         return "v1" if self.v1 else "v2"
 
@@ -66,9 +68,7 @@ class NodeCgroups:
         return (*(() if self.v2 is None else (self.v2,)), *self.v1.values())
 
     def enforcement(self) -> dict[str, Enforcement]:
-        """For each limit that a cgroup holds, whether one does here."""
-        if self.v2 is None:
-            return dict(WITHOUT)
+        """For each limit that a cgroup can hold, what holds it here."""
         have = self.v1.keys() | self.v2_controllers
         names = {
             "memory_mb": {"memory"},
@@ -82,10 +82,11 @@ class NodeCgroups:
             "io_write_bps": {"io"},
             "io_write_iops": {"io"},
         }
+        watched = WATCHED if self.watched else ()
         return {
             limit: Enforcement.ENFORCED if have & controllers else Enforcement.NONE
             for limit, controllers in names.items()
-        }
+        } | dict.fromkeys(watched, Enforcement.WATCHDOG)
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class SandboxCgroups:
     devices: set[int] = field(default_factory=set)
     """For which ``io`` is set."""
     watched: Watched | None = None
-    """Where there are no directories."""
+    """Where the node's are watched."""
 
     @property
     def oom_kill_path(self) -> str | None:
@@ -121,8 +122,8 @@ class SandboxCgroups:
         """Set what a sandbox may use."""
         if self.watched is not None:
             self.watched.take(limits)
+        if self.v2 is None:
             return
-        assert self.v2 is not None
         memory_bytes = (limits.memory_mb + limits.disk_mb) * 1024 * 1024 + RESERVE_BYTES
         for controller in (*self.v1, *self.node.v2_controllers):
             path = self.v1.get(controller, self.v2)
@@ -218,9 +219,10 @@ class SandboxCgroups:
 
 def make(node: NodeCgroups, name: str) -> SandboxCgroups:
     """Make a sandbox's cgroups, without limits; nothing is left if a step fails."""
+    watched = Watched(pid1_counts=node.one_id) if node.watched else None
     if node.v2 is None:
-        return SandboxCgroups(node, None, {}, watched=Watched(pid1_counts=node.one_id))
-    made = SandboxCgroups(node, node.v2 / name, {})
+        return SandboxCgroups(node, None, {}, watched=watched)
+    made = SandboxCgroups(node, node.v2 / name, {}, watched=watched)
     try:
         os.mkdir(node.v2 / name)
         for controller, parent in node.v1.items():

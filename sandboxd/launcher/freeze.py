@@ -31,13 +31,14 @@ def freeze(loop: Loop, cgroups: SandboxCgroups) -> Task[int]:
     Raises ProcessesStuck, with everything thawed again, where one cannot be frozen in time;
     FreezeUnsupported where there are no cgroups, and processes.
     """
-    if cgroups.watched is not None:
+    if cgroups.v2 is None:
+        assert cgroups.watched is not None
         with suppress(OSError):  # it has ended
             if procfs.children(cgroups.watched.pid):
                 raise FreezeUnsupported(
                     "processes of the sandbox are alive, and this node has no cgroups to freeze "
                     "them with",
-                    hint="end them first, or use a node in service mode",
+                    hint="end them first, or use a node that has cgroups (service mode, Delegate=)",
                 )
         return 0
     deadline = time.monotonic() + FREEZE_TIMEOUT_S

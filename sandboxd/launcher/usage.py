@@ -24,9 +24,6 @@ Figures = dict[str, int | None]
 def usage(cgroups: SandboxCgroups) -> Figures:
     """Figures by name, in the units that the names end in."""
     figures: Figures = {}
-    if cgroups.watched is not None:
-        return _watched(cgroups.watched)
-    assert cgroups.v2 is not None
     for controller in ("memory", "pids", "cpu"):
         path = cgroups.v1.get(controller)
         version: Limits = LimitsV2() if path is None else LimitsV1()
@@ -34,10 +31,11 @@ def usage(cgroups: SandboxCgroups) -> Figures:
             path = cgroups.v2
         figures |= _FIGURES[controller](version, path)
     # Run time is counted in every cgroup2 directory, whoever holds the cpu controller.
-    run_time = _keyed(cgroups.v2 / "cpu.stat")
+    run_time = {} if cgroups.v2 is None else _keyed(cgroups.v2 / "cpu.stat")
     for name in ("usage_usec", "user_usec", "system_usec"):
         figures[f"cpu_{name}"] = run_time.get(name)
-    return figures | _io(cgroups.v2 / "io.stat")
+    figures |= dict.fromkeys(_IO.values()) if cgroups.v2 is None else _io(cgroups.v2 / "io.stat")
+    return figures | (_watched(cgroups.watched) if cgroups.watched is not None else {})
 
 
 def pids(cgroups: SandboxCgroups) -> int | None:
@@ -51,13 +49,8 @@ def pids(cgroups: SandboxCgroups) -> int | None:
 
 
 def _watched(watched: Watched) -> Figures:
-    """What the watchdog saw last; nobody counts the rest."""
-    figures: Figures = {}
-    for version in _FIGURES.values():
-        figures |= version(LimitsV2(), None)
-    figures |= dict.fromkeys(("cpu_usage_usec", "cpu_user_usec", "cpu_system_usec"))
-    figures |= dict.fromkeys(_IO.values())
-    return figures | {
+    """What the watchdog saw last."""
+    return {
         "memory_bytes": watched.memory_bytes,
         "memory_limit_bytes": watched.limits.memory_mb << 20 if watched.limits else None,
         "memory_peak_bytes": watched.memory_peak_bytes,

@@ -1,4 +1,4 @@
-"""What holds a sandbox's memory and processes where there are no cgroups: a look at them, again and
+"""What holds a sandbox's memory and processes where no cgroup does: a look at them, again and
 again, and SIGKILL for what is too much.
 
 Whose processes: all descendants of its PID 1. It reaps every orphan of its pid namespace, and

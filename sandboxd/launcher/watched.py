@@ -1,27 +1,16 @@
-"""What a sandbox without cgroups is limited by, as far as it is told to others: its limits, and the
-count of what was killed in it for memory."""
+"""What a watched sandbox is limited by, as far as it is told to others: its limits, and the count
+of what was killed in it for memory."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping
 from typing import Final
 
-from sandboxd.model import Enforcement, Limits
+from sandboxd.model import Limits
 
-WITHOUT: Final[Mapping[str, Enforcement]] = {
-    "memory_mb": Enforcement.WATCHDOG,
-    "pids": Enforcement.WATCHDOG,
-    **dict.fromkeys(
-        (
-            *("cpus", "cpu_weight", "cpuset"),
-            *("io_read_bps", "io_read_iops", "io_write_bps", "io_write_iops"),
-        ),
-        Enforcement.NONE,
-    ),
-}
-"""How limits are held without cgroups."""
+WATCHED: Final = ("memory_mb", "pids")
+"""The limits that a watchdog holds."""
 
 
 class Watched:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from sandboxd.linux import (
     cgroup,
+    delegation,
     features_attributes,
     features_user,
     id_ranges,
@@ -33,6 +34,7 @@ from sandboxd.linux import (
 )
 from sandboxd.linux.cgroup import CgroupLayout
 from sandboxd.linux.child import ChildError
+from sandboxd.linux.delegation import Delegated
 from sandboxd.linux.findings import Findings, Probe, Status, reason_of
 from sandboxd.linux.id_ranges import IdRange
 from sandboxd.linux.probes import cgroups, mounts, processes
@@ -84,6 +86,8 @@ class Features:
     """``fs.fuse.default_request_timeout`` exists (since Linux 6.13)."""
     user_ids: UserIds | None = None
     """What the node of an ordinary user has; None for root's."""
+    delegated: Delegated | None = None
+    """The part of cgroup v2 that an ordinary user was given."""
     programs: Mapping[str, str | None] = field(default_factory=dict)
     kernel_images: bool = False
     """The kernel itself can serve images here (``image_backend = "kernel"``)."""
@@ -108,7 +112,7 @@ class Features:
         }
 
 
-_NOT_TOLD: Final = ("cgroup", "user_ids")
+_NOT_TOLD: Final = ("cgroup", "user_ids", "delegated")
 
 
 def probe(
@@ -141,6 +145,8 @@ def probe(
         user = features_user.find_ids(found)
         count, map_ids = (0, None) if user is None else (user.node_ids, user.map)
     layout = cgroup.layout()
+    part = None if os.geteuid() == 0 else delegation.find(layout)
+    delegated = part if isinstance(part, delegation.Delegated) else None
     features = Features(
         ids=count,
         **_mounts(
@@ -159,17 +165,18 @@ def probe(
             "filters load and refuse",
             "use a kernel with CONFIG_SECCOMP_FILTER",
         ),
-        cgroup_kill=user is None
+        cgroup_kill=(part is None or delegated is not None)
         and found.attempt(
             "cgroup kill",
             lambda: cgroups.clone_into_and_kill(layout),
-            f"born in and killed through {layout.v2_mount}",
+            f"born in and killed through {delegated.path if delegated else layout.v2_mount}",
             "mount a cgroup2 hierarchy (mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified) on "
             "Linux 5.14 or newer, and let this process write to it",
         ),
         cgroup=layout,
-        limits=_limits(found, layout) if os.geteuid() == 0 else features_user.watchdog(found),
+        limits=_limits(found, layout) if part is None else features_user.limits(found, part),
         user_ids=user,
+        delegated=delegated,
         fuse_request_timeout=_fuse_request_timeout(found),
         programs=_programs(found),
         kernel_images=_kernel_images(found, map_ids if count else None, image_backend),

@@ -1,4 +1,4 @@
-"""The part of the features that is another one for an ordinary user: his ids, and no cgroups."""
+"""The part of the features that is another one for an ordinary user: his ids and his cgroups."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from sandboxd.linux import procfs, user_ids
 from sandboxd.linux.child import ChildError
+from sandboxd.linux.delegation import LIMITING, Delegated, NotDelegated
 from sandboxd.linux.findings import Findings, Status, reason_of
 from sandboxd.linux.probes import mounts
 from sandboxd.linux.user_ids import UserIds
@@ -18,6 +19,11 @@ _FOR_A_RANGE: Final = (
     "apt-get install uidmap; usermod --add-subuids FIRST-LAST --add-subgids FIRST-LAST with "
     f"{user_ids.WHOLE} ids that nobody has. Without: commands run as root of the sandbox only, and "
     "files of other owners cannot be changed"
+)
+
+_FOR_CGROUPS: Final = (
+    "systemd-run --user --scope -p Delegate=yes sandboxd serve ..., or a service with Delegate=yes "
+    "(its user manager needs the controllers itself: Delegate= of user@.service)"
 )
 
 
@@ -46,17 +52,35 @@ def find_ids(found: Findings) -> UserIds | None:
     return ids
 
 
-def watchdog(found: Findings) -> Mapping[str, Enforcement]:
-    """An ordinary user has no cgroups."""
-    remedy = "none needed; where it is, run sandboxd as root (service mode)"
-    told = {
-        "memory": (Enforcement.WATCHDOG, "a watchdog kills what has more than it may"),
-        "pids": (Enforcement.WATCHDOG, "RLIMIT_NPROC for each user, a watchdog for all together"),
-        "cpu": (Enforcement.NONE, "held by nothing; sandboxes see as many CPUs as they may use"),
+def limits(found: Findings, part: Delegated | NotDelegated) -> Mapping[str, Enforcement]:
+    """What holds memory, processes and CPU: cgroups that were delegated to the user, or else a
+    watchdog and nothing. ``part`` is what this process was given; a node takes the same."""
+    controllers = part.controllers if isinstance(part, Delegated) else frozenset()
+    if isinstance(part, NotDelegated):
+        why = f"no cgroups for this user ({part.why})"
+    else:
+        why = f"not all of {', '.join(sorted(LIMITING))} in {part.path}"
+    watched = {
+        "memory": "a watchdog kills what has more than it may",
+        "pids": "RLIMIT_NPROC for each user, a watchdog for all together",
     }
-    for name, (_, how) in told.items():
-        found.add(f"{name} limit", Status.WARN, f"no cgroups for an ordinary user: {how}", remedy)
-    return MappingProxyType({name: held for name, (held, _) in told.items()})
+    held = {}
+    for name, how in watched.items():
+        if isinstance(part, Delegated) and part.limits:
+            found.add(f"{name} limit", Status.OK, f"held by cgroup v2, delegated: {part.path}")
+            held[name] = Enforcement.ENFORCED
+        else:
+            found.add(f"{name} limit", Status.WARN, f"{why}: {how}", _FOR_CGROUPS)
+            held[name] = Enforcement.WATCHDOG
+    if isinstance(part, Delegated) and "cpu" in controllers:
+        found.add("cpu limit", Status.OK, f"held by cgroup v2, delegated: {part.path}")
+        held["cpu"] = Enforcement.ENFORCED
+    else:
+        why = why if isinstance(part, NotDelegated) else f"no cpu controller in {part.path}"
+        how = "held by nothing; sandboxes see as many CPUs as they may use"
+        found.add("cpu limit", Status.WARN, f"{why}: {how}", _FOR_CGROUPS)
+        held["cpu"] = Enforcement.NONE
+    return MappingProxyType(held)
 
 
 def core_dumps(found: Findings) -> None:

@@ -69,6 +69,12 @@ class UserIds:
         """How many ids the node's user namespace has."""
         return sum(count for _, _, count in self.uids)
 
+    def with_own(self) -> UserIds:
+        """The range and, after it, the user's own id: newuidmap(1) lets anybody have that."""
+        return UserIds(
+            (*self.uids, (WHOLE, os.geteuid(), 1)), (*self.gids, (WHOLE, os.getegid(), 1))
+        )
+
     def map(self, pid: int) -> None:
         """Write the maps of the user namespace that ``pid`` has made. Raises OSError."""
         if self.single:

@@ -15,10 +15,12 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandboxd.linux import cgroup as cgroups
 from tests.framework import daemon as framework
 from tests.framework import host_state, times
 from tests.framework.daemon import Daemon
@@ -60,10 +62,13 @@ class OrdinaryUser:
         return [*self.words_for_his_files, *become, "--"]
 
     def run(
-        self, command: Sequence[str], environment: dict[str, str] | None = None
+        self,
+        command: Sequence[str],
+        environment: dict[str, str] | None = None,
+        cgroup: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.words, *command],
+            [*into(cgroup), *self.words, *command],
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": str(self.home),
@@ -76,8 +81,10 @@ class OrdinaryUser:
             timeout=times.scaled(60),
         )
 
-    def sandboxd(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self.run([sys.executable, "-m", "sandboxd", *words], environment)
+    def sandboxd(
+        self, *words: str, cgroup: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return self.run([sys.executable, "-m", "sandboxd", *words], environment, cgroup)
 
     def own(self, *paths: Path) -> None:
         """Make directories of his."""
@@ -123,11 +130,41 @@ def start(
     place: Path,
     environment: dict[str, str] | None = None,
     before: Sequence[str] = (),
+    cgroup: Path | None = None,
 ) -> framework.Daemon:
-    """Start one with everything in `place`, without waiting for it."""
+    """Start one with everything in `place`, without waiting for it; in this cgroup."""
     user.own(place, place / "state", place / "run")
     settings = {"HOME": str(user.home), **(environment or {})}
-    return framework.start(place, environment=settings, before=[*user.words, *before])
+    words = [*into(cgroup), *user.words, *before]
+    return framework.start(place, environment=settings, before=words)
+
+
+def into(cgroup: Path | None) -> list[str]:
+    """Before a command, these have root put it into a v2 cgroup."""
+    if cgroup is None:
+        return []
+    return ["sh", "-euc", 'echo 0 >"$0/cgroup.procs"; exec "$@"', str(cgroup)]
+
+
+@contextlib.contextmanager
+def delegated_cgroup(user: OrdinaryUser) -> Iterator[Path]:
+    """A v2 cgroup that was given to him, as an admin does it; at the top, beside everybody's. It
+    is removed with what is in it, once all of that is dead."""
+    hierarchy = cgroups.layout().v2_mount
+    assert hierarchy is not None
+    controllers = (hierarchy / "cgroup.controllers").read_text().split()
+    (hierarchy / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in controllers))
+    path = Path(tempfile.mkdtemp(prefix=host_state.OWN_PREFIX, dir=hierarchy))
+    try:
+        path.chmod(0o755)  # as every cgroup is
+        # As a daemon before has left it, which is no leak of the next.
+        for one in (path, path / "supervisor"):
+            user.own(one)
+            for name in ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads"):
+                os.chown(one / name, user.uid, user.uid)
+        yield path
+    finally:
+        cgroups.remove_tree(path, time.monotonic() + times.scaled(10))
 
 
 @contextlib.contextmanager
@@ -136,7 +173,9 @@ def running_daemon(
     images: dict[str, Path],
     user: OrdinaryUser,
     environment: dict[str, str] | None = None,
+    *,
     before: Sequence[str] = (),
+    cgroup: Path | None = None,
 ) -> Iterator[Daemon]:
     """As `daemon.running_daemon`, of this user. `before`: words that change the surroundings of the
     same process."""
@@ -148,7 +187,7 @@ def running_daemon(
         for name, file in images.items():
             shutil.copyfile(file, place / "images" / f"{name}.sif")
             (place / "images" / f"{name}.sif").chmod(0o444)
-        daemon = start(user, place, environment, before)
+        daemon = start(user, place, environment, before, cgroup)
         stack.callback(daemon.stop)
         daemon.wait_ready()
         directories = {daemon.state_dir, daemon.runtime_dir, daemon.images_dir}

@@ -28,6 +28,7 @@ SHORT = [
     SYSTEMD,
     f"--deselect={SYSTEMD}::test_the_watchdog_ends_an_api_that_hangs",
     "tests/vm/guest/test_limits_v2.py",
+    "tests/vm/guest/test_delegation.py",
     "tests/vm/guest/test_security_attributes.py",
     "tests/kernel/test_features.py::test_agrees_with_the_test_suites_own_probe",
     "tests/kernel/test_features.py::test_everything_a_sandbox_needs_works",
