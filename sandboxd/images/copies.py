@@ -134,7 +134,12 @@ class Copies:
     async def _copy(self, image: CheckedImage) -> None:
         source = await asyncio.to_thread(self._open_source, image)
         size_bytes = os.fstat(source).st_size
-        if not self._make_room(size_bytes):
+        try:
+            room = self._make_room(size_bytes)
+        except OSError:
+            os.close(source)
+            raise
+        if not room:
             os.close(source)
             self._uses.pop(image.digest, None)  # it may try again when it is as hot again
             return
@@ -158,21 +163,24 @@ class Copies:
         if over > 0:
             return False
         for digest in going:
-            copy = self._copies.pop(digest)
             with suppress(FileNotFoundError):
-                os.unlink(copy.path)
+                os.unlink(self._copies[digest].path)
+            del self._copies[digest]
             self.evicted += 1
         return True
 
     def _find(self) -> None:
-        """Those of a daemon before this one; verified when they were made."""
+        """Those of a daemon before this one; verified when they were made. A directory in which
+        nothing can be read or removed costs the copies and no more."""
         try:
-            entries = list(os.scandir(self._dir))
+            self._take_over()
         except OSError as error:
             log.warning("no images are copied to this node: %s", error)
+            self._copies.clear()
             self.budget_bytes = 0
-            return
-        for entry in entries:
+
+    def _take_over(self) -> None:
+        for entry in list(os.scandir(self._dir)):
             digest = entry.name.removesuffix(SUFFIX)
             status = entry.stat(follow_symlinks=False)
             if entry.name.endswith(TEMPORARY):

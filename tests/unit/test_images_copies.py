@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -140,6 +141,28 @@ def test_the_longest_unused_goes_first_and_never_one_that_is_mounted(store, loca
     asyncio.run(work())
 
 
+def test_copies_that_cannot_be_removed_are_still_counted_and_hold_no_file_open(
+    store, local, monkeypatch
+):
+    def read_only(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    async def work():
+        copies = copies_of(store, local, SIZE)
+        a, b = store.image("a"), store.image("b")
+        await heat(copies, a)
+        await heat(copies, b)
+        assert (copies.has(b), copies.evicted) == (True, 1)
+        monkeypatch.setattr(os, "unlink", read_only)
+        before = os.listdir("/proc/self/fd")
+        await heat(copies, a)
+        assert os.listdir("/proc/self/fd") == before
+        assert (copies.has(a), copies.has(b), copies.bytes) == (False, True, SIZE)
+        assert (copies.failed, copies.evicted) == (1, 1)
+
+    asyncio.run(work())
+
+
 def test_one_that_is_larger_than_all_the_room_evicts_nothing(store, local):
     async def work():
         copies = copies_of(store, local)
@@ -209,6 +232,17 @@ def test_without_room_nothing_is_counted_or_looked_at(store, tmp_path):
         copies, image = copies_of(store, tmp_path / "none", 0), store.image("a")
         await heat(copies, image)
         assert (copies.nearest(image), copies.count, store.opened) == (image, 0, [])
+
+    asyncio.run(work())
+
+
+def test_what_cannot_be_removed_at_the_start_costs_the_copies_and_no_more(store, local):
+    async def work():
+        (local / ".half.0123.tmp").mkdir()
+        copies, image = copies_of(store, local), store.image("a")
+        await heat(copies, image)
+        assert (copies.has(image), copies.budget_bytes, copies.failed) == (False, 0, 0)
+        assert copies.nearest(image) is image
 
     asyncio.run(work())
 
