@@ -305,7 +305,7 @@ def _mounts(
             "squashfuse",
             lambda: mounts.squashfuse(map_ids, squashfuse),
             f"{squashfuse} serves zstd images in a user namespace",
-            f"reinstall it: {programs.remedy('squashfuse_ll')}",
+            f"reinstall it: {programs.remedy('squashfuse_ll')}" if fuse else "as for fuse",
         )
     proc = found.attempt(
         "proc",

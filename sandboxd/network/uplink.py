@@ -52,7 +52,10 @@ def forward_policy() -> str:
 
 
 def has_table(instance: str) -> bool:
-    """Whether the host has this node's. One without nftables has none."""
+    """Whether the host has this node's. One without nftables has none, nor has an ordinary user's:
+    asked by him, the library would say on stderr that he must be root."""
+    if os.geteuid() != 0:
+        return False
     with suppress(FileNotFoundError, NftError), Nftables() as nft:
         tables = [one.get("table", {}) for one in nft.listed("list tables inet")]
         return any(table.get("name") == table_name(instance) for table in tables)

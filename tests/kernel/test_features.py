@@ -129,6 +129,19 @@ def test_an_ordinary_account_gets_an_answer():
     assert statuses["id range"] == Status.WARN
 
 
+def test_a_squashfuse_without_fuse_need_not_be_reinstalled(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "/dev/fuse")
+
+    monkeypatch.setattr(mounts, "fuse", refuse)
+    monkeypatch.setattr(mounts, "squashfuse", refuse)
+    _, probes = features.probe(ids=IDS, sandboxes=1)
+    remedies = {probe.name: probe.remedy for probe in probes if probe.status == Status.FAIL}
+    assert "/dev/fuse" in remedies["fuse"]
+    assert "fuse" in remedies["squashfuse"]
+    assert "install" not in remedies["squashfuse"]
+
+
 def test_without_user_namespaces_nothing_is_tried_in_them(monkeypatch):
     def refuse(map_ids, nested_count):
         raise PermissionError(errno.EPERM, "Operation not permitted", "unshare")

@@ -11,7 +11,7 @@ import pytest
 
 from sandboxd.linux import child, namespaces, nflog
 from sandboxd.linux.nftables import Nftables, NftError
-from sandboxd.network import links, ruleset
+from sandboxd.network import links, ruleset, uplink
 from sandboxd.network.policy import Ports, parse_pool, policy_of
 from sandboxd.network.ruleset import Link, Plan
 
@@ -137,3 +137,16 @@ def test_logged_packet_comes_with_its_verdict() -> None:
             ]
 
     assert in_namespace(work) == [["deny", "127.0.0.1", "127.0.0.1", 17, 4242]]
+
+
+def test_an_ordinary_user_is_not_told_that_he_must_be_root(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """His node asks at its start what the last one left; libnftables writes to stderr by itself."""
+
+    def as_user() -> list[bool]:
+        os.setresuid(65_533, 65_533, 65_533)
+        return [uplink.has_table("nobody's")]
+
+    assert child.run(as_user, 30) == [False]
+    assert capfd.readouterr() == ("", "")
