@@ -193,11 +193,18 @@ class Runtime:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The CPUs that sandboxes may have; none until the launcher has said what there are."""
+        """The CPUs that the node may use; none until the launcher has said so."""
         said = self._node.get("cpus")
-        there = parse_cpu_list(said) if isinstance(said, str) and said else ()
-        kept = self.config.max_limits.cpuset
-        return tuple(sorted(set(there) & set(parse_cpu_list(kept)))) if kept else there
+        return parse_cpu_list(said) if isinstance(said, str) and said else ()
+
+    @property
+    def cpus_allowed(self) -> tuple[int, ...]:
+        """Those of ``cpus`` that sandboxes may have; ``max_limits`` can name others too, for nodes
+        of another size."""
+        most = self.config.max_limits.cpuset
+        if not most:
+            return self.cpus
+        return tuple(sorted(set(self.cpus) & set(parse_cpu_list(most))))
 
     def find(self, sandbox_id: str) -> Sandbox:
         sandbox = self._table.get(sandbox_id)

@@ -181,6 +181,24 @@ def test_to_ask_for_no_cpus_by_name_is_not_to_have_all(bounded_daemon: Daemon):
         assert seen(bounded_daemon, sandbox) == ["1", "1", str(LAST), str(LAST)]
 
 
+@pytest.mark.parametrize(("most", "here"), [(f"{LAST}-8191", str(LAST)), ("8190-8191", "")])
+def test_cpus_kept_for_nodes_of_another_size(
+    leak_check: LeakCheck, busybox: Path, most: str, here: str
+):
+    """A configuration that many nodes share: whoever asks for nothing has those that are here."""
+    settings = {"SANDBOXD_MAX_LIMITS_CPUSET": most}
+    with running_daemon(leak_check, {"busybox": busybox}, environment=settings) as daemon:
+        assert daemon.http.get("/v1/node").json()["cpus"] == here
+        for limits in ({}, {"cpuset": ""}):
+            body = {"image": "busybox", "limits": limits}
+            answer = daemon.http.post("/v1/sandboxes", json=body)
+            if here:
+                assert answer.json()["limits"]["cpuset"] == here
+                daemon.delete(answer.json()["id"])
+            else:
+                refusal(answer, 422, "cpuset-unavailable", "request")
+
+
 def test_the_command_line_asks_for_them(daemon: Daemon):
     words = ["run", "--cpuset", str(LAST), "--cpu-weight", "300", "--json", "busybox", "--"]
     done = CommandLine(daemon)(*words, "nproc")

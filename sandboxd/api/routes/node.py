@@ -49,7 +49,7 @@ async def node(request: Request) -> Response:
             "features": table("features"),
             "enforcement": table("limits"),
             "kernel_caps": table("kernel_caps"),
-            "cpus": cpu_list(runtime.cpus),
+            "cpus": cpu_list(runtime.cpus_allowed),
             "capacity": table("capacity"),
             "counts": table("counts"),
             "admission": {**runtime.admission.to_json(), "drain": drain_state(runtime)},

@@ -16,6 +16,7 @@ from sandboxd.api.disconnect import unless_gone
 from sandboxd.api.exception_handlers import documented
 from sandboxd.api.schemas.lifecycle import DeletedAnswer
 from sandboxd.api.schemas.sandboxes import CreateBody, SandboxAnswer, SandboxList
+from sandboxd.cpu_list import cpu_list
 from sandboxd.errors import RequestError
 from sandboxd.model import InlineFile, SandboxSpec, SandboxState
 from sandboxd.runtime import lifecycle
@@ -66,6 +67,9 @@ async def asked_for(runtime: Runtime, body: CreateBody) -> tuple[SandboxSpec, by
     does not allow, CpusetUnavailable, LimitUnenforceable, SeccompNotFound, SeccompInvalid."""
     spec = body.to_spec(runtime.config)
     check_allowed(spec, runtime.config)
+    most = runtime.config.max_limits.cpuset
+    if most and spec.limits.cpuset == most and (here := cpu_list(runtime.cpus_allowed)):
+        spec = replace(spec, limits=replace(spec.limits, cpuset=here))
     check_enforceable(spec.limits, runtime.enforcement, runtime.cpus)
     if body.seccomp is None:
         return spec, b""
