@@ -19,9 +19,10 @@ from typing import Any
 
 from sandboxd.errors import FeatureMissing, SandboxdError
 from sandboxd.host import node_lock
-from sandboxd.host.hostd import MakeNode, Node, NodeSettings, run
+from sandboxd.host.hostd import MakeNode, run
 from sandboxd.host.ids import SANDBOX_IDS, find_ids
 from sandboxd.host.network import NetworkSettings, refusal
+from sandboxd.host.node import Node, NodeSettings
 from sandboxd.host.rootless import NO_NETWORK, Rootless, RootlessNode, check_oom_score
 from sandboxd.host.rootless import node_ids as rootless_ids
 from sandboxd.linux import bpf_lsm

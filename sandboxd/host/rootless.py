@@ -32,8 +32,8 @@ from typing import Any, Final, Literal
 
 from sandboxd.errors import FeatureMissing, NodeError
 from sandboxd.host.delegation import make_delegated, remove_delegated
-from sandboxd.host.hostd import Node, NodeSettings
 from sandboxd.host.ids import FUSE_ID, NODE_ID, NodeIds
+from sandboxd.host.node import Node, NodeSettings
 from sandboxd.init.protocol import close_fds
 from sandboxd.launcher import protocol
 from sandboxd.launcher.cgroups import NodeCgroups

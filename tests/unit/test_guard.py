@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from sandboxd.guard import TICKS, Silence
-from sandboxd.host.hostd import PING, Node
+from sandboxd.host.node import PING, Node
 
 HOSTD = """
 import sys, time
