@@ -183,3 +183,16 @@ def test_a_batch_is_killed_one_by_one(daemon: Daemon, sandbox: str):
             first, second = answer.result(30).json()["items"]
     assert first["result"]["signal"] == 9
     assert base64.b64decode(second["result"]["stdout"]) == b"b\n"
+
+
+def test_there_is_room_for_the_next_command_at_once(daemon: Daemon):
+    """In a sandbox that was as full as it may be: what is killed counts until it is reaped."""
+    fill = "for n in $(seq 1499); do sleep 600 & done; echo full; wait"  # the shell is one more
+    left = "for n in $(seq 1499); do sleep 600 & done; echo full"
+    with daemon.sandbox("busybox", limits={"pids": 1500}) as sandbox:
+        for _ in range(3):
+            killed = daemon.exec(sandbox, fill, timeout_s=5, grace_s=0)
+            assert (killed["timed_out"], killed["stdout"]) == (True, "full\n"), killed["stderr"]
+            assert daemon.exec(sandbox, ["true"])["exit_code"] == 0
+            assert daemon.exec(sandbox, left)["stdout"] == "full\n"
+            assert daemon.exec(sandbox, ["true"], exclusive="kill")["exit_code"] == 0
