@@ -26,5 +26,5 @@ def test_a_hostile_sandbox_is_alone_with_it(daemon: Daemon, hog: dict[str, Path]
         install(daemon, sandbox, hog)
         felt, _ = hostile.beside(daemon, sandbox, kind, seconds=2, quiet_s=0.1)
         assert len(felt.beside) > 1
-        assert daemon.exec(sandbox, "rm -rf /tmp/* /dev/shm/*")["exit_code"] == 0
+        hostile.clean(daemon, sandbox)
         alive(daemon, sandbox)

@@ -49,12 +49,6 @@ def hog(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"hog": build("hog", tmp_path_factory.mktemp("hog"))}
 
 
-def clean(daemon: Daemon, sandbox: str) -> None:
-    """Exclusive: a command that ended by itself may have left a sandbox full of processes."""
-    done = daemon.exec(sandbox, "rm -rf /tmp/* /dev/shm/*", exclusive="kill")
-    assert done["exit_code"] == 0, done
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", hostile.KINDS)
 def test_a_neighbour_is_hardly_later(
@@ -67,7 +61,7 @@ def test_a_neighbour_is_hardly_later(
             daemon, sandbox, kind, seconds=HOSTILE_S, quiet_s=QUIET_S, stints=STINTS
         )
         table.append((name, felt.cells()))
-        clean(daemon, sandbox)
+        hostile.clean(daemon, sandbox)
         alive(daemon, sandbox)
     assert felt.ratio <= MOST_TIMES, str(felt)
     if name == "orphans":
@@ -99,5 +93,5 @@ def test_all_kinds_at_once(daemon: Daemon, hog: dict[str, Path], table: Rows) ->
                     one.result()
         table.append(("all at once", felt.cells()))
         for sandbox in sandboxes.values():
-            clean(daemon, sandbox)
+            hostile.clean(daemon, sandbox)
             alive(daemon, sandbox)
