@@ -42,17 +42,13 @@ _FULL: Final = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS}
 class PortConnection:
     """One connection, open. ``on_moved`` is called whenever bytes have gone through, either way.
 
-    ``read`` and ``write`` raise PortBroken where the other end has reset it.
+    ``read`` and ``write`` raise PortBroken where the other end has reset it. No stream of asyncio:
+    one whose writing fails throws away what there is to read, such as the answer to a request that
+    the program did not want to hear to its end.
     """
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        on_moved: Callable[[], None],
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, sock: socket.socket, on_moved: Callable[[], None]) -> None:
+        self._sock = sock
         self._on_moved = on_moved
         self._loop = asyncio.get_running_loop()
         self._moved_at = self._loop.time()
@@ -60,7 +56,7 @@ class PortConnection:
     async def read(self) -> bytes:
         """Some bytes; none at the end of what the program sends."""
         try:
-            data = await self._reader.read(READ_BYTES)
+            data = await self._loop.sock_recv(self._sock, READ_BYTES)
         except OSError as error:
             raise _hung_up(error) from error
         self._moved()
@@ -69,8 +65,7 @@ class PortConnection:
     async def write(self, data: bytes) -> None:
         """Returns when there is room for more: memory is bounded whatever the program reads."""
         try:
-            self._writer.write(data)
-            await self._writer.drain()
+            await self._loop.sock_sendall(self._sock, data)
         except OSError as error:
             raise _hung_up(error) from error
         self._moved()
@@ -78,7 +73,7 @@ class PortConnection:
     def write_eof(self) -> None:
         """The program sees the end of what it is sent, and may go on sending itself."""
         try:
-            self._writer.write_eof()
+            self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
             raise _hung_up(error) from error
 
@@ -93,8 +88,8 @@ class PortConnection:
         raise PortTimeout(f"nothing went through the connection for {timeout_s:g} s")
 
     def close(self) -> None:
-        """At once; what was not taken yet is dropped."""
-        self._writer.transport.abort()
+        """At once; what was not taken yet is dropped. Nobody may be reading or writing any more."""
+        self._sock.close()
 
 
 class PortConnections:
@@ -134,8 +129,7 @@ async def open_connection(
             continue
         try:
             if await _connect(sock, host, port):
-                reader, writer = await asyncio.open_connection(sock=sock, limit=READ_BYTES)
-                return PortConnection(reader, writer, on_moved)
+                return PortConnection(sock, on_moved)
         except BaseException:
             sock.close()
             raise

@@ -23,10 +23,17 @@ def test_only_views_are_to_be_seen_of_cgroups(inside: Inside) -> None:
     """One cgroup2 is mounted, of its own namespace and read-only, as the JVM looks for one; under a
     mask, and that under the views: what is reached is neither of a cgroup."""
     lines = inside.shell("cat /proc/self/mountinfo").splitlines()
-    stack = [line.split() for line in lines if line.split()[4].startswith("/sys/fs/cgroup")]
+    found = [line.split() for line in lines if line.split()[4].startswith("/sys/fs/cgroup")]
+    # They are told in the order in which they were made, and lie on one another by their parents.
+    on = {words[1]: words for words in found}
+    (at,) = on.keys() - {words[0] for words in found}
+    stack = []
+    while at in on:
+        stack.append(on[at])
+        at = on[at][0]
+    assert len(stack) == len(found)
     kinds = [words[words.index("-") + 1] for words in stack]
     assert kinds == ["cgroup2", "tmpfs", "fuse.views"]
-    assert [words[0] for words in stack][:-1] == [words[1] for words in stack][1:]  # one on another
     assert all(words[4] == "/sys/fs/cgroup" for words in stack)
     assert stack[0][3] == "/"
     assert all("ro" in words[5].split(",") for words in stack)

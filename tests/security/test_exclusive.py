@@ -36,7 +36,7 @@ def arena(daemon: Daemon, rival: Path) -> Iterator[str]:
         put(daemon, sandbox, "/bin/rival", rival.read_bytes(), mode="0755")
         daemon.exec(sandbox, "mkdir -m 777 /judge; touch /judge/secret")
         for name in RIVALS:
-            daemon.exec(sandbox, ["/bin/rival", name], user="agent")
+            daemon.exec(sandbox, ["/bin/rival", name], user="agent", timeout_s=times.scaled(60))
         all_move(daemon, sandbox)
         yield sandbox
 

@@ -92,4 +92,5 @@ def left_on_host(before: dict[str, set[str]]) -> dict[str, set[str]]:
 
 def _lines(command: str) -> set[str]:
     done = subprocess.run(command.split(), capture_output=True, text=True, check=True)
-    return set(done.stdout.splitlines())
+    # Columns are as wide as the longest entry is at the moment.
+    return {" ".join(line.split()) for line in done.stdout.splitlines()}
